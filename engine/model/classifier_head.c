@@ -61,6 +61,17 @@ static int activation_read(struct embedder *m, const char *dir, struct err *e)
     return rc;
 }
 
+/* A decoder: one matrix on the output for the last token, padding not counted. */
+static int decoder_head(struct embedder *m, const struct tensor_source *f, const cJSON *config, int hidden,
+                        struct err *e)
+{
+    const cJSON *text = embedder_get(config, "text_config"), *pad = embedder_get(text ? text : config, "pad_token_id");
+    if (cJSON_IsNumber(pad) && pad->valuedouble >= 0 && pad->valuedouble < INT32_MAX)
+        m->pad = (int32_t)pad->valuedouble;
+    m->pooling.v[0] = POOLING_LAST;
+    return embedder_linear(m, f, "score", m->n_labels, hidden, VECTOR_LINEAR, e);
+}
+
 int classifier_head_read(struct embedder *m, const char *dir, const struct model_config *c, const cJSON *config,
                          struct err *e)
 {
@@ -71,7 +82,9 @@ int classifier_head_read(struct embedder *m, const char *dir, const struct model
     if (!f) return e->code;
     m->classifies = true;
     m->pooling = (struct poolings){{POOLING_FIRST}, 1};
-    if (strcmp(family, "modernbert") == 0) {
+    if (!c->encoder) {
+        rc = decoder_head(m, f, config, c->hidden, e);
+    } else if (strcmp(family, "modernbert") == 0) {
         rc = modernbert_head(m, f, config, c->hidden, e);
     } else if (strcmp(family, "bert") == 0) {
         rc = embedder_linear(m, f, "bert.pooler.dense", c->hidden, c->hidden, VECTOR_TANH, e);

@@ -27,6 +27,15 @@ static void read_family(struct fields *f, struct model_config *c)
     f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: model_type \"%.40s\" is not one of %s", type, names);
 }
 
+static bool is_classifier(const struct fields *f)
+{
+    static const char suffix[] = "ForSequenceClassification";
+    const cJSON *names = get(f, "architectures");
+    const char *name = cJSON_IsArray(names) && cJSON_IsString(names->child) ? names->child->valuestring : "";
+    size_t n = strlen(name), k = sizeof suffix - 1;
+    return n > k && strcmp(name + n - k, suffix) == 0;
+}
+
 static void read_act(struct fields *f, const struct model_config *c, enum act_kind *act)
 {
     static const struct {
@@ -379,7 +388,7 @@ static void read_layers(struct fields *f, struct model_config *c)
     c->norm_bias = false;
     c->tied = m->otherwise.tied;
     get_bool(f, "tie_word_embeddings", &c->tied);
-    if (c->encoder) c->tied = false; /* there is no head */
+    if (c->encoder || c->classifier) c->tied = false; /* there is no head */
     struct block b = {.norms = m->layer.norms,
                       .inter = c->inter,
                       .both_sides = c->encoder,
@@ -462,6 +471,7 @@ int model_config_parse(const char *config, const char *generation, struct model_
     }
     if (!f.rc) read_family(&f, c);
     if (!f.rc) c->encoder = c->family->encoder;
+    if (!f.rc) c->classifier = is_classifier(&f);
     if (!f.rc) check_positions(&f, c);
     need(&f, "vocab_size");
     get_int(&f, "vocab_size", 1, MAX_VOCAB, &c->vocab);
@@ -481,9 +491,12 @@ int model_config_parse(const char *config, const char *generation, struct model_
 
 int model_config_generates(const struct model_config *c, struct err *e)
 {
-    if (!c->encoder) return 0;
-    return err_set(e, ERR_UNSUPPORTED,
-                   "a %s model is an encoder: it gives vectors or classes of texts, and generates none",
+    if (c->encoder)
+        return err_set(e, ERR_UNSUPPORTED,
+                       "a %s model is an encoder: it gives vectors or classes of texts, and generates none",
+                       c->family->model_type);
+    if (!c->classifier) return 0;
+    return err_set(e, ERR_UNSUPPORTED, "this %s model is a classifier: it gives classes of texts, and generates none",
                    c->family->model_type);
 }
 
@@ -493,8 +506,9 @@ int model_config_read(const char *dir, struct model_config *c, struct err *e)
     size_t n;
     int rc = model_file_read(dir, "config.json", CONFIG_LIMIT, &config, &n, e);
     if (rc) return model_dir_no_config(dir, e);
-    rc = model_file_read(dir, "generation_config.json", CONFIG_LIMIT, &generation, &n, e);
-    if (rc == ERR_NOT_FOUND) rc = 0;
+    struct err why = {0};
+    rc = model_file_read(dir, "generation_config.json", CONFIG_LIMIT, &generation, &n, &why);
+    rc = rc && rc != ERR_NOT_FOUND ? err_set(e, rc, "%s", why.msg) : 0;
     if (!rc) rc = model_config_parse(config, generation, c, e);
     free(config);
     free(generation);

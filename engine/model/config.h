@@ -27,6 +27,7 @@ struct model_config {
     bool tied; /* the head is the embedding table */
     bool qkv_bias, o_bias, mlp_bias, norm_bias;
     bool encoder;                   /* as the family's */
+    bool classifier;                /* *ForSequenceClassification: a head of labels, no LM head */
     int types;                      /* token types; 0: no table of them */
     int first_pos;                  /* row of the position table that the first position has */
     struct block block[BLOCKS_MAX]; /* the kinds of layers */
@@ -51,7 +52,7 @@ int model_config_read(const char *dir, struct model_config *c, struct err *e);
 /* the same from the files' texts; generation may be NULL */
 int model_config_parse(const char *config, const char *generation, struct model_config *c, struct err *e);
 
-/* @return 0, or ERR_UNSUPPORTED for an encoder, which gives vectors: for work that needs an LM head. */
+/* @return 0, or ERR_UNSUPPORTED for an encoder or a classifier: for work that needs an LM head. */
 int model_config_generates(const struct model_config *c, struct err *e);
 
 static inline const struct block *model_block(const struct model_config *c, int layer)

@@ -8,26 +8,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool is_classifier(const cJSON *config)
-{
-    static const char suffix[] = "ForSequenceClassification";
-    const cJSON *names = embedder_get(config, "architectures");
-    const char *name = cJSON_IsArray(names) && cJSON_IsString(names->child) ? names->child->valuestring : "";
-    size_t n = strlen(name), k = sizeof suffix - 1;
-    return n > k && strcmp(name + n - k, suffix) == 0;
-}
-
 int embedder_open(struct embedder *m, const char *dir, const struct model_config *c, struct err *e)
 {
-    *m = (struct embedder){.encoder = c->encoder, .default_prompt = -1, .inputs = c->hidden, .size = c->hidden};
+    *m = (struct embedder){
+        .encoder = c->encoder, .default_prompt = -1, .pad = -1, .inputs = c->hidden, .size = c->hidden};
     cJSON *config = NULL;
     int rc = embedder_json(dir, "config.json", &config, e);
-    if (!rc && c->encoder && is_classifier(config))
+    if (!rc && c->classifier)
         rc = classifier_head_read(m, dir, c, config, e);
     else if (!rc)
         rc = sentence_files_read(m, dir, c, e);
     cJSON_Delete(config);
-    if (!rc && (c->encoder || m->sentences)) rc = sentence_limits_read(m, dir, e);
+    if (!rc && (c->encoder || c->classifier || m->sentences)) rc = sentence_limits_read(m, dir, e);
     if (rc) embedder_free(m);
     return rc;
 }

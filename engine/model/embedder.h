@@ -11,6 +11,7 @@
 #include "engine/base/err.h"
 
 #include <stdbool.h>
+#include <stdint.h>
 
 struct model_config;
 
@@ -45,7 +46,7 @@ struct vector_step {
 enum { VECTOR_STEPS_MAX = 4, PROMPTS_MAX = 256, LABELS_MAX = 4096 };
 
 struct embedder {
-    bool encoder;            /* the model gives vectors or classes only, no text */
+    bool encoder;            /* texts are computed as a whole; the model gives vectors or classes, no text */
     bool sentences;          /* modules.json was read: the fields up to `prompts` are its model's */
     struct poolings pooling; /* n 0: the files do not say */
     bool skip_prompt;        /* the tokens of a prompt are left out of the pooling */
@@ -57,11 +58,12 @@ struct embedder {
     } * prompts;
     int n_prompts, default_prompt; /* -1: none */
     /* a classifier: one value for each label */
-    bool classifies;
+    bool classifies;  /* the model gives classes only, no text */
     bool multi_label; /* problem_type: labels do not exclude each other */
     bool raw_scores;  /* the activation of a cross-encoder's scores is the identity, not the sigmoid */
     char **labels;
     int n_labels;
+    int32_t pad; /* a decoder's classifier reads the last token that is not this one; -1: the last */
     struct vector_step step[VECTOR_STEPS_MAX];
     int n_steps, inputs, size; /* inputs: values of a pooled vector; size: of a result */
 };
@@ -69,6 +71,11 @@ struct embedder {
 /* A directory without any of these files is no error. */
 int embedder_open(struct embedder *, const char *dir, const struct model_config *, struct err *);
 void embedder_free(struct embedder *);
+
+static inline bool embedder_generates(const struct embedder *m)
+{
+    return !m->encoder && !m->classifies;
+}
 
 /* Puts the pooled vector (inputs) through all steps: out (size). */
 void embedder_apply(const struct embedder *, const double *pooled, float *out);

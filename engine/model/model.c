@@ -298,7 +298,7 @@ int model_reserve_work(struct model *m, const struct model_reserve *r, struct er
               (!c->encoder || reserve_mat(m, &m->lse, t, c->heads)) &&
               (!model_gated(c) || m->d->ops->fused_gate_up || reserve_mat(m, &m->up, t, 2 * c->inter)) &&
               experts_open(&m->experts, m->d, c, t, &m->workspace_bytes) &&
-              (c->encoder ||
+              (!tensors_have_head(c) ||
                (reserve_mat(m, &m->hr, r->max_rows, c->hidden) && reserve_mat(m, &m->logits, r->max_rows, c->vocab)));
     if (!ok) return err_set(e, ERR_NOMEM, "no memory for the activations of %d tokens a step", t);
     return rope_tables_open(c->rope, c->n_ropes, c->near_len, m->d, m->max_len, m->rope, e);

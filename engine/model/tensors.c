@@ -185,7 +185,7 @@ struct tensors tensors_of(const struct model_config *c, const struct tensor_sour
 
 bool tensors_have_head(const struct model_config *c)
 {
-    return row_of(c, PART_HEAD);
+    return row_of(c, PART_HEAD) && !c->classifier;
 }
 
 void tensors_head_name(const struct tensors *t, char out[TENSOR_NAME_MAX])

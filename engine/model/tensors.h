@@ -63,7 +63,7 @@ struct stack {
     int gemm;          /* number of the GEMM, for calibration_feedback; -1: a lookup table only */
 };
 
-bool tensors_have_head(const struct model_config *); /* the LM head: encoders have none */
+bool tensors_have_head(const struct model_config *); /* the LM head: encoders and classifiers have none */
 
 /* Stack i of tensors_stacks(): those of each layer (layer * LAYER_GEMMS + gemm), then the head, then the embedding
  * table unless it is tied to the head, then those of each layer's experts.  n is 0 where the layer has none. */

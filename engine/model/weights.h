@@ -39,7 +39,7 @@ struct weights {
     struct layer_weights *layer;
     float *norm_w, *norm_b;             /* (C) */
     float *embed_norm_w, *embed_norm_b; /* (C) */
-    struct weight *head;                /* (V, C); NULL: an encoder */
+    struct weight *head;                /* (V, C); NULL: an encoder or a classifier */
     float *head_b;                      /* (V) */
     struct tensor_source *file;
     enum dtype type;       /* of the layers' matrices */

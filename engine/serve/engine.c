@@ -205,6 +205,11 @@ void engine_resume(struct engine *g, uint64_t id)
     engine_send(g, MSG_RESUME, id, NULL);
 }
 
+int engine_check_generates(const struct engine *g, struct err *e)
+{
+    return model_config_generates(&g->s.model.c, e);
+}
+
 int engine_train_start(struct engine *g, const struct train_job *job, train_event_fn *fn, void *arg, struct err *e)
 {
     int rc = model_config_generates(&g->s.model.c, e);

@@ -155,6 +155,8 @@ struct gen_request {
 /* Checks, copies and queues.  Returns the request's id (never 0), or 0 with *e: ERR_FULL when max_queue wait already,
  * ERR_INVALID when a field breaks the rules above, ERR_NOT_FOUND when no such adapter is loaded. */
 uint64_t engine_submit(struct engine *, const struct gen_request *, struct err *e);
+/* @return 0, or ERR_UNSUPPORTED with what the model gives instead of text. */
+int engine_check_generates(const struct engine *, struct err *e);
 /* @return whether the queue has room.  Meant to be called before a prompt is tokenised. */
 bool engine_has_room(const struct engine *);
 /* Ends a request early.  An EV_DONE with FINISH_CANCELLED follows, unless another EV_DONE was already posted.  Unknown

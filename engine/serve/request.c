@@ -146,8 +146,9 @@ static void copy_adds(struct request *r, const struct gen_request *g, const stru
 struct request *request_new(const struct gen_request *g, const struct engine_info *m, struct err *e)
 {
     if (g->pooling.n) return request_new_pooled(g, m, e);
-    if (m->embedder->encoder) {
-        err_set(e, ERR_UNSUPPORTED, "this model generates no text: it is an encoder (%s) and gives %s", m->family,
+    if (!embedder_generates(m->embedder)) {
+        err_set(e, ERR_UNSUPPORTED, "this model generates no text: it is %s (%s) and gives %s",
+                m->embedder->encoder ? "an encoder" : "a classifier", m->family,
                 m->embedder->classifies ? "scores of texts (rerank, score, classify)" : "vectors (embeddings)");
         return NULL;
     }

@@ -41,7 +41,7 @@ static void all_steps(const struct steps *s)
     const struct reserve *r = s->r;
     int max = r->max_tokens;
     for (int t = 1; t <= max; t = t < 256 || t == max ? t + 1 : t + t / 16 < max ? t + t / 16 : max) {
-        int rows = t < r->max_rows ? t : r->max_rows;
+        int rows = !s->m->w.head ? 0 : t < r->max_rows ? t : r->max_rows;
         one_step(s, t, 1, rows);
         if (t > 1) one_step(s, t, t < r->max_seqs ? t : r->max_seqs, rows);
     }
@@ -113,7 +113,7 @@ static void largest_steps(void *arg)
     const struct steps *s = arg;
     all_steps(s);
     all_adapters(s);
-    all_samples(s);
+    if (s->m->w.head) all_samples(s);
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */

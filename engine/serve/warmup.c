@@ -19,7 +19,7 @@ int warmup_device(struct step_batch *b, struct setup *s, struct err *e)
     if (step_batch_open(b, d, m->max_batch_tokens, m->max_seqs, s->max_rows, max_pages))
         return err_set(e, ERR_NOMEM, "no memory for batches of %d tokens", m->max_batch_tokens);
     if (d->ops->finish(d)) return device_failed(d, e); /* waits for the uploads of weights and KV cache */
-    if (d->ops->replay && !m->embedder->encoder) {
+    if (d->ops->replay && embedder_generates(m->embedder)) {
         b->pad_page = m->pages;
         if (s->record_steps && d->ops->replay_ms > 0) warmup_steps(b, &s->model, d->ops->replay_ms);
     }

@@ -53,7 +53,8 @@ static struct input_path input_path(const struct embed_params *p, int i)
  * any unknown word: the bytes of a text bound nothing. */
 static bool cuts_texts(const struct embed_limits *lim)
 {
-    return lim->embedder->encoder || lim->embedder->sentences;
+    const struct embedder *m = lim->embedder;
+    return m->encoder || m->classifies || m->sentences;
 }
 
 int embed_take_text(struct embed_params *p, int i, const char *text, const char *pair, const struct embed_limits *lim,
@@ -364,6 +365,7 @@ int embed_input_tokenize(struct embed_params *p, int i, const struct tokenizer *
         if (!p->keep_first) memmove(in->ids, in->ids + (in->n - keep), keep * sizeof *in->ids);
         in->n = keep;
     }
+    while (in->n > 1 && in->ids[in->n - 1] == lim->embedder->pad) in->n--;
     if (in->n < 1)
         err_set(e, ERR_INVALID, "%s: has no token", input_path(p, i).text);
     else if (in->n > (size_t)lim->max_total_tokens)

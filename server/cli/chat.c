@@ -347,7 +347,7 @@ int cmd_chat(int argc, char **argv)
         wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
         if (wake < 0) err_set(&e, ERR_IO, "eventfd: %s", strerror(errno));
         struct engine *engine = wake < 0 ? NULL : engine_open(&c, &e);
-        status = engine ? chat(&s, engine, &e) : e.code;
+        status = !engine ? e.code : engine_check_generates(engine, &e) ? e.code : chat(&s, engine, &e);
         if (status < 0) status = cmd_fail(&e);
         engine_close(engine);
         if (wake >= 0) close(wake);

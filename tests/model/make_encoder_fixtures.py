@@ -2,9 +2,9 @@
 
     python tests/model/make_encoder_fixtures.py
 
-Needs torch 2.15, transformers 5.23, sentence-transformers 6.2 (not test dependencies: the fixtures are committed).  A
-directory is what SentenceTransformer.save or CrossEncoder.save writes, weights in float16, tokenizers of
-tests/fixtures/tokenizers, plus expected.json, computed in float32 on the CPU:
+Needs torch 2.15, transformers 5.23, sentence-transformers 6.2, bitsandbytes 0.50.2 (not test dependencies: the fixtures
+are committed).  A directory is what SentenceTransformer.save or CrossEncoder.save writes, weights in float16,
+tokenizers of tests/fixtures/tokenizers, plus expected.json, computed in float32 on the CPU:
     texts, vectors              encode(texts)
     prompts                     {name: vectors of encode(texts[:2], prompt_name=name)}
     pairs, scores               a cross-encoder's predict(pairs), and raw: its logits
@@ -19,6 +19,9 @@ import torch
 import transformers
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+
+from make_nf4_fixtures import bitsandbytes
+from make_nf4_fixtures import values as nf4_values
 
 HERE = Path(__file__).resolve().parent.parent / 'fixtures'
 OUT = HERE / 'encoders'
@@ -111,16 +114,24 @@ def sentences(name, model, tok, *modules, length=24, prompts=None, default=None,
     save_expected(folder, expected)
 
 
-def cross(name, model, tok, length=32, **options):
+def cross(name, model, tok, length=32, quantised=None, **options):
     folder = OUT / name
     shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory() as t:
         model.save_pretrained(t)
         tok.model_max_length = length
         tok.save_pretrained(t)
-        ce = CrossEncoder(t, model_kwargs={'dtype': torch.float32, 'attn_implementation': 'eager'}, device='cpu', **options)
+        how = {'dtype': torch.float32, 'attn_implementation': 'eager'}
+        ce = CrossEncoder(t, model_kwargs=how, device='cpu', **options)
+        if quantised:
+            model = transformers.AutoModelForSequenceClassification.from_pretrained(t, quantization_config=quantised, **how)
     ce.save_pretrained(str(folder))
     weights_again(model, folder)
+    if quantised:
+        (folder / 'config.json').write_text(model.config.to_json_string())
+        for name, module in model.named_modules():
+            if isinstance(module, bitsandbytes.nn.Linear4bit):
+                ce.model.get_submodule(name).weight.data = nf4_values(module.weight.data, module.weight.quant_state)
     expected = {'pairs': PAIRS, 'scores': ce.predict(PAIRS).tolist(),
                 'raw': ce.predict(PAIRS, activation_fn=torch.nn.Identity()).tolist(), 'single': TEXTS}
     with torch.no_grad():
@@ -182,6 +193,35 @@ def main():
     config = transformers.ModernBertConfig(vocab_size=len(bpe), num_hidden_layers=4, max_position_embeddings=64, local_attention=8, pad_token_id=0,
                                            num_labels=2, classifier_pooling='mean', **SHAPE)
     cross('classify-modernbert', randomised(transformers.ModernBertForSequenceClassification(config), 11), bpe)
+    decoders(bpe)
+
+
+def decoders(bpe):
+    """Classifiers on decoders.  Where the pad token is the last one of the tokenizer's template, it is not read."""
+    llama3 = tokenizer('llama3', dict(QWEN, bos_token='<|begin_of_text|>'))
+    metaspace = tokenizer('metaspace-first', dict(pad_token='<s>'))
+    bare = tokenizer('falcon', QWEN)
+    shape = dict(SHAPE, num_hidden_layers=2, max_position_embeddings=64, num_key_value_heads=1)
+    config = transformers.LlamaConfig(vocab_size=len(llama3), num_labels=1, pad_token_id=llama3.pad_token_id, **shape)
+    cross('cross-llama', randomised(transformers.LlamaForSequenceClassification(config), 15), llama3)
+    nf4 = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_compute_dtype=torch.float32)
+    cross('cross-llama-nf4', randomised(transformers.LlamaForSequenceClassification(config), 15), llama3, quantised=nf4)
+    end = bpe('a').input_ids[-1]
+    padded = tokenizer('roberta', dict(pad_token=bpe.convert_ids_to_tokens(end)))
+    config = transformers.Qwen3Config(vocab_size=len(bpe), num_labels=1, pad_token_id=end, head_dim=8, tie_word_embeddings=True, **shape)
+    cross('cross-qwen3', randomised(transformers.Qwen3ForSequenceClassification(config), 16), padded, activation_fn=torch.nn.Identity())
+    config = transformers.Qwen2Config(vocab_size=len(bare), num_labels=1, pad_token_id=bare.pad_token_id, **shape)
+    cross('cross-qwen2', randomised(transformers.Qwen2ForSequenceClassification(config), 17), bare)
+    config = transformers.MistralConfig(vocab_size=len(llama3), pad_token_id=llama3.pad_token_id, sliding_window=8,
+                                        problem_type='multi_label_classification', id2label={0: 'law', 1: 'state', 2: 'word'},
+                                        label2id={'law': 0, 'state': 1, 'word': 2}, **shape)
+    cross('classify-mistral', randomised(transformers.MistralForSequenceClassification(config), 18), llama3)
+    config = transformers.GPT2Config(vocab_size=len(bpe), n_embd=16, n_head=2, n_layer=2, n_positions=64,
+                                     pad_token_id=end, bos_token_id=end, eos_token_id=end)
+    cross('classify-gpt2', randomised(transformers.GPT2ForSequenceClassification(config), 19), padded)
+    config = transformers.Gemma3TextConfig(vocab_size=len(metaspace), pad_token_id=metaspace.pad_token_id, head_dim=8, query_pre_attn_scalar=8,
+                                           sliding_window=8, num_labels=2, **dict(shape, num_hidden_layers=6))
+    cross('classify-gemma3', randomised(transformers.Gemma3TextForSequenceClassification(config), 20), metaspace)
 
 
 if __name__ == '__main__':

@@ -3,6 +3,7 @@
 
     compare_llamacpp.py make  MODEL_DIR OUT_PREFIX          # OUT_PREFIX-q8_0.gguf and OUT_PREFIX-q4_0.gguf
     compare_llamacpp.py bench --model MODEL_DIR --gguf OUT_PREFIX --tandem build/server/tandem --threads 2
+    compare_llamacpp.py bench --gguf OUT_PREFIX --types q8_0,q4_k_m ...  # without --model: tandem opens the same files
 
 llama.cpp is PyPI's llama-cpp-python, called through its low-level functions.  What is counted, and how to install what
 this needs, is in docs/compare.md.  Every measurement runs in a process of its own, llama.cpp and tandem in turn.
@@ -20,11 +21,14 @@ import sys
 import tempfile
 import time
 
+from gguf_text import add_tokenizer
+
 INSTALL = """
     python3 -m venv venv
     CMAKE_ARGS="-DGGML_NATIVE=ON" venv/bin/pip install --no-binary llama-cpp-python llama-cpp-python gguf numpy
     venv/bin/python loadtest/compare_llamacpp.py ..."""
-PAIRS = {"q8_0": "int8", "q4_0": "int4"}  # llama.cpp's type: tandem's
+TYPES = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k_m": "Q4_K_M"}  # of files: llama.cpp's LLAMA_FTYPE_MOSTLY_...
+PAIRS = {"q8_0": "int8", "q4_0": "int4"}  # llama.cpp's type: tandem's, of the directory
 BUSY = 0.03  # share of the processors that others may take in a run that counts
 CHUNK = 512  # tokens in one llama_decode of a prompt (n_batch and n_ubatch)
 
@@ -124,7 +128,6 @@ def add_keys(w, c, arch):
     w.add_rope_freq_base(c.get("rope_theta", 10000.0))
     w.add_layer_norm_rms_eps(c["rms_norm_eps"])
     w.add_vocab_size(c["vocab_size"])
-    w.add_tokenizer_model("none")  # token ids go in and logits come out: no texts are needed
 
 
 def write_gguf(folder, path):
@@ -137,6 +140,7 @@ def write_gguf(folder, path):
     src = Safetensors(folder)
     w = gguf.GGUFWriter(path, arch)
     add_keys(w, c, arch)
+    add_tokenizer(w, folder, c, arch)
     kinds = {"BF16": gguf.GGMLQuantizationType.BF16, "F16": gguf.GGMLQuantizationType.F16,
              "F32": gguf.GGMLQuantizationType.F32}
     names = [n for n in src.where if not (n == "lm_head.weight" and c.get("tie_word_embeddings"))]
@@ -164,7 +168,7 @@ def write_gguf(folder, path):
 def quantize(lc, source, path, kind, threads):
     """llama.cpp's own recipe for the type, as its llama-quantize tool applies it."""
     p = lc.llama_model_quantize_default_params()
-    p.ftype = {"q8_0": lc.LLAMA_FTYPE_MOSTLY_Q8_0, "q4_0": lc.LLAMA_FTYPE_MOSTLY_Q4_0}[kind]
+    p.ftype = getattr(lc, f"LLAMA_FTYPE_MOSTLY_{TYPES[kind]}")
     p.nthread = threads
     if lc.llama_model_quantize(source.encode(), path.encode(), ctypes.byref(p)) != 0:
         fail(f"llama.cpp could not write {path}")
@@ -187,8 +191,8 @@ def cmd_make(a):
     lc = open_llama()
     kinds = a.types.split(",")
     for kind in kinds:
-        if kind not in PAIRS and kind != "bf16":
-            fail(f"--types: {kind} is none of bf16, {', '.join(PAIRS)}")
+        if kind not in TYPES and kind != "bf16":
+            fail(f"--types: {kind} is none of bf16, {', '.join(TYPES)}")
     with tempfile.TemporaryDirectory(dir=os.path.dirname(os.path.abspath(a.out))) as folder:
         source = os.path.join(folder, "source.gguf")
         write_gguf(a.model, source)
@@ -370,9 +374,14 @@ def run_llama(a, kind, variant, cells, steps, repeat):
                    "--cells", ",".join(cells)])
 
 
+def tandem_type(a, kind):
+    return PAIRS[kind] if a.model else kind
+
+
 def run_tandem(a, kind):
     """{"prefill": [tokens/s], "1": [tokens/s], ...} and what tandem says of the system."""
-    command = [a.tandem, "bench", "--model", a.model, "--quantize", PAIRS[kind], "--prompt-tokens", str(a.prompt_tokens),
+    weights = ["--model", a.model, "--quantize", PAIRS[kind]] if a.model else ["--model", f"{a.gguf}-{kind}.gguf"]
+    command = [a.tandem, "bench", *weights, "--prompt-tokens", str(a.prompt_tokens),
                "--generate-tokens", str(a.generate_tokens), "--batch", a.batch, "--threads", str(a.threads), "--json"]
     answer = run(a, command)
     cells = {}
@@ -421,7 +430,7 @@ def measure(a, kind, chosen, round_):
         progress(a, f"round {round_}: llama.cpp {kind}, {variant_name(v)}: {', '.join(cells)}")
         answer = run_llama(a, kind, v, cells, a.generate_tokens, a.repeat)
         theirs.update({c: statistics.median(r) for c, r in answer["cells"].items()})
-    progress(a, f"round {round_}: tandem {PAIRS[kind]}")
+    progress(a, f"round {round_}: tandem {tandem_type(a, kind)}")
     ours, system = run_tandem(a, kind)
     return theirs, {c: ours[c][0] for c in a.cells}, system
 
@@ -464,7 +473,7 @@ def summarise(a, kind, chosen, samples):
     for cell in a.cells:
         theirs, ours = [s[0][cell] for s in samples], [s[1][cell] for s in samples]
         ratios = [o / t for t, o in zip(theirs, ours)]
-        rows.append({"types": f"{kind}/{PAIRS[kind]}", "phase": phase_name(a, cell), "cell": cell,
+        rows.append({"types": f"{kind}/{PAIRS[kind]}" if a.model else kind, "phase": phase_name(a, cell), "cell": cell,
                      "llamacpp": statistics.median(theirs), "tandem": statistics.median(ours),
                      "ratio": statistics.median(ours) / statistics.median(theirs), "ratio_min": min(ratios),
                      "ratio_max": max(ratios), "llamacpp_way": variant_name(chosen[cell]), "llamacpp_samples": theirs,
@@ -477,8 +486,9 @@ def cmd_bench(a):
     kinds = a.types.split(",")
     need("llama_cpp")
     for kind in kinds:
-        if kind not in PAIRS:
-            fail(f"--types: {kind} is none of {', '.join(PAIRS)}")
+        known = PAIRS if a.model else TYPES
+        if kind not in known:
+            fail(f"--types: {kind} is none of {', '.join(known)}")
         if not os.path.exists(f"{a.gguf}-{kind}.gguf"):
             fail(f"{a.gguf}-{kind}.gguf does not exist; write it with `compare_llamacpp.py make`")
     if not os.access(a.tandem, os.X_OK):
@@ -500,7 +510,7 @@ def cmd_bench(a):
                           "tandem_system": system, "results": rows}, indent=1))
         return
     print(f"llama-cpp-python {version['llama_cpp_python']}, ggml {version['ggml_version']} ({version['ggml_commit']})")
-    print(f"{version['system_info']}\n{a.model}, {a.threads} threads, prompt {a.prompt_tokens}, {a.generate_tokens} "
+    print(f"{version['system_info']}\n{a.model or a.gguf}, {a.threads} threads, prompt {a.prompt_tokens}, {a.generate_tokens} "
           f"generated; tokens/s, medians of {a.rounds} rounds (llama.cpp: of {a.repeat} repetitions in each)\n")
     report(a, rows)
     print(f"\nprocessor time that others took during a run: {100 * max(a.others, default=0):.1f} % at most")
@@ -526,12 +536,12 @@ def main():
     p = sub.add_parser("make", help="write a model directory as GGUF")
     p.add_argument("model", metavar="MODEL_DIR")
     p.add_argument("out", metavar="OUT_PREFIX")
-    p.add_argument("--types", default="q8_0,q4_0", help="of bf16,q8_0,q4_0 (default %(default)s)")
+    p.add_argument("--types", default="q8_0,q4_0", help="of bf16,q8_0,q4_0,q4_k_m (default %(default)s)")
     p.add_argument("--threads", type=int, default=cores)
     p.set_defaults(run=cmd_make)
 
     p = sub.add_parser("bench", help="measure both in turn")
-    p.add_argument("--model", required=True, metavar="DIR", help="the model directory, for tandem")
+    p.add_argument("--model", metavar="DIR", help="the model directory, for tandem (none: it opens the GGUF files too)")
     p.add_argument("--gguf", required=True, metavar="OUT_PREFIX", help="what `make` was given")
     p.add_argument("--tandem", default="build/server/tandem", metavar="PROGRAM")
     p.add_argument("--types", default="q8_0,q4_0", help="(default %(default)s)")

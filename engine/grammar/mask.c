@@ -302,13 +302,13 @@ static void allow(struct gram_mask *m, int32_t id)
 
 /* A query with its time limit.  Transitions computed for it are counted; they stay cached, so the same query repeated
  * makes progress. */
-struct asker {
+struct timed_query {
     struct gram_automaton *a;
     uint64_t until, work; /* work: the automaton's work at the last look at the clock */
 };
 
 /* gram_next, or GRAM_LATER. */
-static int32_t ask(struct asker *k, int32_t state, uint8_t byte)
+static int32_t query_next(struct timed_query *k, int32_t state, uint8_t byte)
 {
     int32_t to = gram_known(k->a, state, byte);
     if (to != GRAM_FULL) return to;
@@ -320,14 +320,14 @@ static int32_t ask(struct asker *k, int32_t state, uint8_t byte)
 }
 
 /* @return 1: the byte leads to `home`; 0: not; GRAM_FULL, GRAM_LATER. */
-static int stays(struct asker *k, int32_t at, int32_t home, uint8_t byte)
+static int stays(struct timed_query *k, int32_t at, int32_t home, uint8_t byte)
 {
-    int32_t to = ask(k, at, byte);
+    int32_t to = query_next(k, at, byte);
     return to < GRAM_DEAD ? to : to == home;
 }
 
 /* Like `stays` for every completion of a character of which `more` bytes are missing, the next of them in [lo, hi]. */
-static int stays_tail(struct asker *k, int32_t at, int32_t home, int more, uint8_t lo, uint8_t hi)
+static int stays_tail(struct timed_query *k, int32_t at, int32_t home, int more, uint8_t lo, uint8_t hi)
 {
     int last = -1;
     int32_t same = GRAM_DEAD; /* target of the previous byte, for which the result was 1 */
@@ -338,7 +338,7 @@ static int stays_tail(struct asker *k, int32_t at, int32_t home, int more, uint8
         if (more == 1) {
             rc = stays(k, at, home, (uint8_t)byte);
         } else {
-            int32_t to = ask(k, at, (uint8_t)byte);
+            int32_t to = query_next(k, at, (uint8_t)byte);
             if (to < 0) return to == GRAM_DEAD ? 0 : to;
             if (to == same) continue;
             rc = stays_tail(k, to, home, more - 1, 0x80, 0xbf);
@@ -350,7 +350,7 @@ static int stays_tail(struct asker *k, int32_t at, int32_t home, int more, uint8
 }
 
 /* Every character of several bytes: RFC 3629's table of well-formed sequences. */
-static int stays_utf8(struct asker *k, int32_t state, int32_t home)
+static int stays_utf8(struct timed_query *k, int32_t state, int32_t home)
 {
     int last = -1;
     for (unsigned lead = 0xc2; lead <= 0xf4; lead++) {
@@ -358,7 +358,7 @@ static int stays_utf8(struct asker *k, int32_t state, int32_t home)
         int kind = gram_kind(k->a, (uint8_t)lead);
         if (plain && kind == last) continue;
         last = plain ? kind : -1;
-        int32_t to = ask(k, state, (uint8_t)lead);
+        int32_t to = query_next(k, state, (uint8_t)lead);
         if (to < GRAM_DEAD) return to;
         if (to == GRAM_DEAD && home == GRAM_DEAD) continue;
         if (to == GRAM_DEAD || home == GRAM_DEAD) return 0;
@@ -376,7 +376,7 @@ static int stays_utf8(struct asker *k, int32_t state, int32_t home)
 
 /* For kinds not examined before, finds whether all their bytes lead from the state to `home`.  @return 0, GRAM_FULL or
  * GRAM_LATER. */
-static int ask_kinds(struct asker *k, int32_t state, int32_t home, uint16_t kinds, struct gram_kinds *known)
+static int query_kinds(struct timed_query *k, int32_t state, int32_t home, uint16_t kinds, struct gram_kinds *known)
 {
     uint16_t left = kinds & (uint16_t)~known->asked, broken = 0;
     for (unsigned byte = 0; byte < 0x80 && left & ~KIND_UTF8; byte++) {
@@ -395,10 +395,10 @@ static int ask_kinds(struct asker *k, int32_t state, int32_t home, uint16_t kind
 }
 
 /* Whether the state does not change on these kinds.  @return 1, 0, GRAM_FULL or GRAM_LATER. */
-static int loops_on(struct asker *k, int32_t state, uint16_t kinds)
+static int loops_on(struct timed_query *k, int32_t state, uint16_t kinds)
 {
     struct gram_kinds known = gram_run(k->a, state)->loops;
-    int rc = ask_kinds(k, state, state, kinds, &known);
+    int rc = query_kinds(k, state, state, kinds, &known);
     if (rc) return rc;
     gram_run(k->a, state)->loops = known;
     return !(kinds & ~known.yes);
@@ -406,16 +406,16 @@ static int loops_on(struct asker *k, int32_t state, uint16_t kinds)
 
 /* Whether these kinds all lead to the same state (that of the first byte examined), so that only the number of
  * characters matters.  @return 1, 0, GRAM_FULL or GRAM_LATER. */
-static int runs_on(struct asker *k, int32_t state, uint16_t kinds, int32_t *to)
+static int runs_on(struct timed_query *k, int32_t state, uint16_t kinds, int32_t *to)
 {
     struct gram_run known = *gram_run(k->a, state);
     if (!known.kinds.asked) {
         unsigned byte = 0;
         while (byte < 0x80 && !(ascii_kind(byte) & kinds)) byte++;
         if (byte == 0x80) return 0; /* characters of several bytes only */
-        known.to = ask(k, state, (uint8_t)byte);
+        known.to = query_next(k, state, (uint8_t)byte);
     }
-    int rc = known.to < GRAM_DEAD ? known.to : ask_kinds(k, state, known.to, kinds, &known.kinds);
+    int rc = known.to < GRAM_DEAD ? known.to : query_kinds(k, state, known.to, kinds, &known.kinds);
     if (rc < 0) return rc;
     gram_run(k->a, state)->kinds = known.kinds;
     gram_run(k->a, state)->to = *to = known.to;
@@ -424,7 +424,7 @@ static int runs_on(struct asker *k, int32_t state, uint16_t kinds, int32_t *to)
 
 /* The number of characters of these kinds that the state accepts, whichever they are, up to `most`; -1: it depends on
  * the characters; GRAM_FULL, GRAM_LATER. */
-static int run_length(struct asker *k, int32_t state, uint16_t kinds, int most)
+static int run_length(struct timed_query *k, int32_t state, uint16_t kinds, int most)
 {
     for (int n = 0; n < most; n++) {
         int32_t to;
@@ -473,7 +473,7 @@ static void finish(struct mask_walk *w, const struct token_trie *t, const struct
 }
 
 /* Decides a subtree by the kinds of its bytes.  @return 1 when that was possible; 0, GRAM_FULL or GRAM_LATER. */
-static int take_subtree(struct mask_walk *w, const struct trie *t, struct asker *a, uint32_t i, int32_t from)
+static int take_subtree(struct mask_walk *w, const struct trie *t, struct timed_query *a, uint32_t i, int32_t from)
 {
     const struct trie_node *n = t->nodes + i;
     uint32_t end = t->nodes[n->skip].first;
@@ -499,7 +499,7 @@ static int not_yet(struct mask_walk *w, uint32_t i, int why)
 static int walk_part(struct mask_walk *w, const struct trie *t, struct gram_automaton *a, uint64_t until)
 {
     uint64_t work = gram_work(a), cost = 0;
-    struct asker asker = {a, until, work};
+    struct timed_query query = {a, until, work};
     uint32_t i = w->at;
     while (i < t->n_nodes) {
         const struct trie_node *n = t->nodes + i;
@@ -516,7 +516,7 @@ static int walk_part(struct mask_walk *w, const struct trie *t, struct gram_auto
         }
         if (n->skip - i >= SKIP_FROM) {
             if (t->reach[i] <= gram_slack(a, from)) from = gram_loose(a, from);
-            int taken = from < 0 ? from : take_subtree(w, t, &asker, i, from);
+            int taken = from < 0 ? from : take_subtree(w, t, &query, i, from);
             if (taken < 0) return not_yet(w, i, taken);
             if (taken) {
                 cost += t->nodes[n->skip].first - n->first;

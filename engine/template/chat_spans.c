@@ -22,7 +22,7 @@
 enum { NOWHERE = -1, SHORTEST_PROMPT = 4, LONGEST_MARK = 40 };
 
 /* The positions of a message's bytes.  Without any: first > last. */
-struct place {
+struct message_bytes {
     size_t first, last;   /* [first, last) */
     size_t before, after; /* the template's own text around them: [before, first) and [last, after) */
     bool there, whole;    /* whole: no bytes of other messages in between */
@@ -33,9 +33,9 @@ struct turn_marks {
     bool known; /* the mark was inferred; if empty, the template writes none */
 };
 
-static struct place place_of(struct jstr page, int message)
+static struct message_bytes message_bytes_of(struct jstr page, int message)
 {
-    struct place p = {.after = page.n, .whole = true};
+    struct message_bytes p = {.after = page.n, .whole = true};
     for (size_t i = 0; i < page.n_runs; i++) {
         struct jrun r = page.runs[i];
         if (r.origin != message) continue;
@@ -124,7 +124,7 @@ static bool infer_marks(struct chat_view *v, struct jstr page, size_t i, struct 
     if (chat_view_render(v, i + 1, false, &bare, NULL) || chat_view_render(v, i + 1, true, &prompted, NULL))
         return false;
     size_t same = common(bare.text, prompted.text);
-    struct place p = place_of(bare.text, (int)i), there = place_of(page, (int)i);
+    struct message_bytes p = message_bytes_of(bare.text, (int)i), there = message_bytes_of(page, (int)i);
     *l = (struct turn_marks){.prompt = part(prompted.text, same, prompted.text.n), .mark = {.s = ""}};
     l->known = p.there && p.last <= same;
     if (!l->known) return true;
@@ -144,7 +144,7 @@ static size_t first_line(struct jstr prompt)
 }
 
 /* Where the generated part of the turn begins; NOWHERE */
-static ptrdiff_t find_start(struct jstr page, const struct place *p, const struct turn_marks *l)
+static ptrdiff_t find_start(struct jstr page, const struct message_bytes *p, const struct turn_marks *l)
 {
     struct jstr gap = part(page, p->before, p->there ? p->first : p->after);
     size_t least = first_line(l->prompt);
@@ -160,7 +160,7 @@ static ptrdiff_t find_start(struct jstr page, const struct place *p, const struc
 }
 
 /* A template without a prompt: after whatever ends the others' turn, "[/INST]" or a heading's line. */
-static ptrdiff_t find_start_without_prompt(struct jstr page, const struct place *p, const struct turn_marks *l)
+static ptrdiff_t find_start_without_prompt(struct jstr page, const struct message_bytes *p, const struct turn_marks *l)
 {
     size_t at = p->first;
     if (!l->known || l->prompt.n || !p->there) return NOWHERE;
@@ -169,7 +169,7 @@ static ptrdiff_t find_start_without_prompt(struct jstr page, const struct place 
 }
 
 /* messages[:i] with the prompt begins the page, except for an end-of-text token at the end of every page */
-static ptrdiff_t find_start_by_prefix(struct chat_view *v, struct jstr page, const struct place *p, size_t i)
+static ptrdiff_t find_start_by_prefix(struct chat_view *v, struct jstr page, const struct message_bytes *p, size_t i)
 {
     struct chat_page before;
     if (!p->there || chat_view_render(v, i, true, &before, NULL)) return NOWHERE;
@@ -180,14 +180,15 @@ static ptrdiff_t find_start_by_prefix(struct chat_view *v, struct jstr page, con
     return n >= p->before && n <= p->first ? (ptrdiff_t)n : NOWHERE;
 }
 
-static ptrdiff_t find_end(struct jstr page, const struct place *p, size_t from, struct jstr mark)
+static ptrdiff_t find_end(struct jstr page, const struct message_bytes *p, size_t from, struct jstr mark)
 {
     ptrdiff_t at = find(part(page, from, p->after), mark, false);
     return at == NOWHERE ? NOWHERE : (ptrdiff_t)(from + mark.n) + at;
 }
 
 /* messages[:i+1] begins the page */
-static ptrdiff_t find_end_by_prefix(struct chat_view *v, struct jstr page, const struct place *p, size_t from, size_t i)
+static ptrdiff_t find_end_by_prefix(struct chat_view *v, struct jstr page, const struct message_bytes *p, size_t from,
+                                    size_t i)
 {
     struct chat_page upto;
     if (chat_view_render(v, i + 1, false, &upto, NULL)) return NOWHERE;
@@ -208,7 +209,7 @@ static bool says_end(struct jstr mark)
 
 /* Last: a mark right behind the text, "<|end|>", "</s>" or "[/A]"; some templates end the last turn of a page with
  * another one than those before, so that no inferred marks fit. */
-static ptrdiff_t find_any_mark(struct jstr page, const struct place *p, size_t from)
+static ptrdiff_t find_any_mark(struct jstr page, const struct message_bytes *p, size_t from)
 {
     size_t at = from;
     for (size_t n; at < p->after && (n = jinja_space(page.s + at, p->after - at));) at += n;
@@ -231,7 +232,7 @@ static void add(struct chat_spans *out, size_t start, size_t end, size_t message
 static int find_turn(struct chat_view *v, struct jstr page, size_t i, struct turn_marks *l, struct chat_spans *out,
                      struct err *e)
 {
-    struct place p = place_of(page, (int)i);
+    struct message_bytes p = message_bytes_of(page, (int)i);
     struct turn_marks own = *l;
     if (out->n && out->v[out->n - 1].end > p.before) p.before = out->v[out->n - 1].end;
     if (p.before > (p.there ? p.first : p.after)) /* printed in another order */

@@ -76,9 +76,9 @@ static void report_verdict(struct watchdog *w, enum watchdog_verdict v, double l
         log_info("watchdog: well again");
         sd_notify_status("serving");
     } else {
-        const char *who = v == WATCHDOG_LOOP_STUCK ? "the loop" : "the engine";
-        log_error("watchdog: stuck, the stacks of all threads follow who=\"%s\" step_timeout_s=%g", who, limit);
-        sd_notify_status("stuck: %s has made no progress for %g s", who, limit);
+        const char *thread = v == WATCHDOG_LOOP_STUCK ? "the loop" : "the engine";
+        log_error("watchdog: stuck, the stacks of all threads follow thread=\"%s\" step_timeout_s=%g", thread, limit);
+        sd_notify_status("stuck: %s has made no progress for %g s", thread, limit);
         crash_stacks("a thread makes no progress");
     }
     w->verdict = v;

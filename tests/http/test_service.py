@@ -131,7 +131,7 @@ def test_engine_that_hangs(start, manager):
             fed = manager.count("WATCHDOG=1")
             time.sleep(0.5)
             assert manager.count("WATCHDOG=1") == fed
-            assert 'msg="watchdog: stuck, the stacks of all threads follow" who="the engine"' in s.log() and "tandem stacks: a thread makes no progress" in s.log()
+            assert 'msg="watchdog: stuck, the stacks of all threads follow" thread="the engine"' in s.log() and "tandem stacks: a thread makes no progress" in s.log()
             begin = len(manager.heard)
         assert asked.result()
         wait_for(lambda: re.search(r"^---- thread \d+ tandem-engine\n  0 0x", s.log(), re.M), what="its stack, when it runs again")

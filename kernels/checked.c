@@ -126,9 +126,9 @@ bool check_cap(struct dev *d, const char *op, float scale, float cap)
     return true;
 }
 
-bool check_act(struct dev *d, const char *op, enum act_kind act)
+bool check_act(struct dev *d, const char *op, enum act_kind act, bool gated)
 {
-    need((unsigned)act <= ACT_RELU, "act is %d", act);
+    need((unsigned)act <= (gated ? ACT_SWIGLU_CLAMPED : ACT_RELU), "act is %d", act);
     return true;
 }
 
@@ -208,7 +208,8 @@ static bool check_gate_up(struct dev *d, const struct gate_up_args *a)
     need(w && w->gate_up, "w is not a gate_up weight of this device");
     need(w->rows == 2 * F, "y has %d columns, w %d rows", F, w->rows);
     return check_mat(d, op, "x", &a->x, T, w->cols) && check_mat(d, op, "y", &a->y, T, F) &&
-           check_apart(d, op, &a->x, &a->y) && (!a->b || check_floats(d, op, "b", a->b)) && check_act(d, op, a->act) &&
+           check_apart(d, op, &a->x, &a->y) && (!a->b || check_floats(d, op, "b", a->b)) &&
+           check_act(d, op, a->act, true) &&
            (d->ops->fused_gate_up || (a->tmp.rows >= T && check_mat(d, op, "tmp", &a->tmp, a->tmp.rows, 2 * F) &&
                                       check_apart(d, op, &a->tmp, &a->x) && check_apart(d, op, &a->tmp, &a->y)));
 }
@@ -269,7 +270,7 @@ static bool check_attn(struct dev *d, const struct attn_args *a)
     int T = a->qkv.rows;
     if (!check_kv(d, op, a->kv, a->layer, a->heads, a->kv_heads, a->head_dim, &a->qkv, &s) ||
         !check_mat(d, op, "out", &a->out, T, a->heads * a->head_dim) || !check_apart(d, op, &a->out, &a->qkv) ||
-        !check_cap(d, op, a->scale, a->softcap))
+        !check_cap(d, op, a->scale, a->softcap) || (a->sinks && !check_floats(d, op, "sinks", a->sinks)))
         return false;
     need(a->window >= 0 && a->n_seqs >= 0, "window %d, n_seqs %d", a->window, a->n_seqs);
     if (a->n_seqs == 0) return true;
@@ -299,12 +300,12 @@ static bool check_act_mul(struct dev *d, const struct act_mul_args *a)
     const char *op = "act_mul";
     int T = a->out.rows, F = a->out.cols;
     return check_mat(d, op, "out", &a->out, T, F) && check_mat(d, op, "gu", &a->gu, T, 2 * F) &&
-           check_apart(d, op, &a->out, &a->gu) && check_act(d, op, a->act);
+           check_apart(d, op, &a->out, &a->gu) && check_act(d, op, a->act, true);
 }
 
 static bool check_act_op(struct dev *d, const struct act_args *a)
 {
-    return check_mat(d, "act", "x", &a->x, a->x.rows, a->x.cols) && check_act(d, "act", a->act);
+    return check_mat(d, "act", "x", &a->x, a->x.rows, a->x.cols) && check_act(d, "act", a->act, false);
 }
 
 static bool check_softcap(struct dev *d, const struct softcap_args *a)

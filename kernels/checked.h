@@ -35,7 +35,7 @@ bool check_floats(struct dev *, const char *op, const char *name, const float *)
  * last output. */
 bool check_slice(struct dev *, const char *op, const struct made *w, int first, const struct mat *y, const char *name,
                  int unit);
-bool check_act(struct dev *, const char *op, enum act_kind);
+bool check_act(struct dev *, const char *op, enum act_kind, bool gated);
 bool check_cap(struct dev *, const char *op, float scale, float cap); /* both finite and not negative */
 bool mats_overlap(const struct mat *, const struct mat *);            /* whether two f32 matrices share an element */
 bool check_apart(struct dev *, const char *op, const struct mat *, const struct mat *);

@@ -52,7 +52,8 @@ bool check_experts_gate_up(struct dev *d, const struct experts_gate_up_args *a)
     if (!check_experts(d, op, a->w, a->start, a->n, R, &w)) return false;
     need(w->gate_up && w->rows == 2 * F, "y has %d columns, w[0] %d rows, or is no gate_up weight", F, w->rows);
     return check_mat(d, op, "x", &a->x, R, w->cols) && check_mat(d, op, "y", &a->y, R, F) &&
-           check_apart(d, op, &a->x, &a->y) && (!a->b || check_floats(d, op, "b", a->b)) && check_act(d, op, a->act) &&
+           check_apart(d, op, &a->x, &a->y) && (!a->b || check_floats(d, op, "b", a->b)) &&
+           check_act(d, op, a->act, true) &&
            (d->ops->fused_gate_up || (a->tmp.rows >= R && check_mat(d, op, "tmp", &a->tmp, a->tmp.rows, 2 * F) &&
                                       check_apart(d, op, &a->tmp, &a->x) && check_apart(d, op, &a->tmp, &a->y)));
 }

@@ -76,7 +76,8 @@ bool check_attn_seq(struct dev *d, const struct attn_seq_args *a)
            check_mat(d, op, "out", &a->out, T, H * a->head_dim) && check_mat(d, op, "lse", &a->lse, T, H) &&
            check_apart(d, op, &a->out, &a->qkv) && check_apart(d, op, &a->lse, &a->qkv) &&
            check_apart(d, op, &a->out, &a->lse) && check_cap(d, op, a->scale, a->softcap) &&
-           check_some_heads(d, op, H, a->head0, a->n_heads) && check_seqs(d, op, a->window, a->n_seqs, a->q_start, T);
+           (!a->sinks || check_floats(d, op, "sinks", a->sinks)) && check_some_heads(d, op, H, a->head0, a->n_heads) &&
+           check_seqs(d, op, a->window, a->n_seqs, a->q_start, T);
 }
 
 bool check_attn_back(struct dev *d, const struct attn_back_args *a)
@@ -111,7 +112,7 @@ bool check_act_mul_back(struct dev *d, const struct act_mul_back_args *a)
     int T = a->dy.rows, F = a->dy.cols;
     return check_mat(d, op, "dy", &a->dy, T, F) && check_mat(d, op, "gu", &a->gu, T, 2 * F) &&
            check_mat(d, op, "dgu", &a->dgu, T, 2 * F) && check_same_or_apart(d, op, &a->dgu, &a->gu) &&
-           check_apart(d, op, &a->dgu, &a->dy) && check_act(d, op, a->act);
+           check_apart(d, op, &a->dgu, &a->dy) && check_act(d, op, a->act, true);
 }
 
 bool check_act_back(struct dev *d, const struct act_back_args *a)
@@ -120,7 +121,7 @@ bool check_act_back(struct dev *d, const struct act_back_args *a)
     int T = a->dy.rows, F = a->dy.cols;
     return check_mat(d, op, "dy", &a->dy, T, F) && check_mat(d, op, "x", &a->x, T, F) &&
            check_mat(d, op, "dx", &a->dx, T, F) && check_same_or_apart(d, op, &a->dx, &a->dy) &&
-           check_apart(d, op, &a->dx, &a->x) && check_act(d, op, a->act);
+           check_apart(d, op, &a->dx, &a->x) && check_act(d, op, a->act, false);
 }
 
 bool check_cross_entropy(struct dev *d, const struct cross_entropy_args *a)

@@ -100,7 +100,9 @@ struct kv; /* all layers and pages of one pool; opaque */
 /* ---- op arguments -------------------------------------------------------------------------------------------- */
 
 enum norm_kind { NORM_RMS, NORM_LAYER };
-enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU_ERF, ACT_RELU };
+/* ACT_SWIGLU_CLAMPED is of gated ops alone, and of gate and up together (GptOssExperts of Hugging Face's transformers):
+ * with g = min(gate, 7),  g * sigmoid(1.702 g) * (clamp(up, -7, 7) + 1)  in place of act(gate) * up. */
+enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU_ERF, ACT_RELU, ACT_SWIGLU_CLAMPED };
 
 /* out[t] = table[id[t]] * scale + (pos_table ? pos_table[pos[t]] : 0).   out (T, C) f32; table (V, C), pos_table (P,
  * C) any float type; id, pos (T) in range. With w, packed (V, C), the table is w and `table` is ignored: a value is
@@ -265,7 +267,10 @@ struct rope_kv_args {
  * numbers of each sequence in order. qkv as in rope_kv, only q is read; out (T, heads * head_dim).
  *
  * score = (q . k) * scale; with softcap, score = softcap * tanh((q . k) * scale / softcap), before masking. With a
- * bf16 cache q is rounded to bf16, and so may be each softmax weight before it multiplies v. */
+ * bf16 cache q is rounded to bf16, and so may be each softmax weight before it multiplies v.
+ *
+ * With sinks, the softmax of head h has one more score, sinks[h], which is neither scaled nor capped and has no value:
+ * it takes part of the weight, and nothing is added for it. */
 struct attn_args {
     struct mat out, qkv;
     int heads, kv_heads, head_dim, window;
@@ -275,8 +280,9 @@ struct attn_args {
     int pages_ld;
     const struct kv *kv;
     int layer;
-    int most_rows; /* upper bound of the rows of a sequence; 0: the host does not know one */
-    float softcap; /* 0: none */
+    int most_rows;      /* upper bound of the rows of a sequence; 0: the host does not know one */
+    float softcap;      /* 0: none */
+    const float *sinks; /* (heads) f32; NULL: none */
 };
 
 /* out = act(gu[:, :F]) * gu[:, F:].   gu (T, 2F), out (T, F). */
@@ -285,7 +291,7 @@ struct act_mul_args {
     enum act_kind act;
 };
 
-/* x = act(x) in place. */
+/* x = act(x) in place; act is not ACT_SWIGLU_CLAMPED. */
 struct act_args {
     struct mat x;
     enum act_kind act;

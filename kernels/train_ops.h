@@ -109,7 +109,8 @@ struct rope_args {
 /* Attention of whole sequences: rows q_start[s] .. q_start[s+1]-1 of qkv (after rope) are sequence s and see only each
  * other.  Causal: row i sees the rows max(first, i - window + 1) .. i (window 0: all before it and itself); both_sides:
  * also those up to min(last, i + window - 1) (window 0: all).  out (T, H D); lse (T, H) the natural log of the sum of
- * exp(score), the score as in attn_args.  With n_heads only the query heads head0 .. head0 + n_heads - 1; 0: all. */
+ * exp(score), the score as in attn_args; with sinks, the head's sink is one of the scores.  With n_heads only the query
+ * heads head0 .. head0 + n_heads - 1; 0: all. */
 struct attn_seq_args {
     /* on a device opened with bf16_x, q, k, v and the weights may be rounded to bf16; f32 sums */
     struct mat out, lse, qkv;
@@ -118,14 +119,15 @@ struct attn_seq_args {
     int n_seqs;
     const int32_t *q_start;
     int head0, n_heads;
-    float softcap;   /* 0: none */
-    bool both_sides; /* not causal; attn_back has no such */
+    float softcap;      /* 0: none */
+    bool both_sides;    /* not causal; attn_back has no such */
+    const float *sinks; /* (heads) f32, as in attn_args; NULL: none */
 };
 
 /* dqkv (T, (H + 2G) D) = the gradient with respect to q, k and v; all columns are written. dout, out (T, H D), lse
  * as above. With n_heads, writes dq of those query heads only, and their contribution to dk and dv: the first query
  * head of a KV head overwrites it, the others add to it. Calls in ascending order of heads give the bits of one
- * call. */
+ * call. Sinks are in lse and out already: gradients with respect to q, k and v need nothing else of them. */
 struct attn_back_args {
     struct mat dqkv, dout, out, lse, qkv; /* with bf16_x, dout and the gradients of scores may be rounded too */
     int heads, kv_heads, head_dim, window;
@@ -146,13 +148,13 @@ struct head_norm_back_args {
     float *dw;
 };
 
-/* dgu (T, 2F) = the gradient through act(gu[:, :F]) * gu[:, F:]; dy (T, F).  dgu may be gu. */
+/* dgu (T, 2F) = the gradient through act_mul; dy (T, F).  dgu may be gu.  Of a clamped value beyond its bounds: 0. */
 struct act_mul_back_args {
     struct mat dgu, gu, dy;
     enum act_kind act;
 };
 
-/* dx (T, F) = dy * act'(x), x as it was before act.  dx may be dy. */
+/* dx (T, F) = dy * act'(x), x as it was before act.  dx may be dy.  act as in act_args. */
 struct act_back_args {
     struct mat dx, x, dy;
     enum act_kind act;

@@ -91,7 +91,8 @@ struct attn_args layer_attn(const struct layer *l)
                               .window = l->b->window,
                               .scale = l->b->scale,
                               .layer = l->index,
-                              .softcap = l->b->softcap};
+                              .softcap = l->b->softcap,
+                              .sinks = l->w->sinks};
 }
 
 struct attn_seq_args layer_attn_seq(const struct layer *l)
@@ -102,7 +103,8 @@ struct attn_seq_args layer_attn_seq(const struct layer *l)
                                   .window = l->b->window,
                                   .scale = l->b->scale,
                                   .softcap = l->b->softcap,
-                                  .both_sides = l->b->both_sides};
+                                  .both_sides = l->b->both_sides,
+                                  .sinks = l->w->sinks};
 }
 
 struct attn_back_args layer_attn_back(const struct layer *l)

@@ -24,6 +24,7 @@ struct layer_weights {
     struct weight *qkv, *o;   /* ((H + 2G) D, C), (C, H D) */
     float *qkv_b, *o_b;
     float *q_norm, *k_norm;   /* (D) */
+    float *sinks;             /* (H) see attn_args */
     struct weight *up, *down; /* gated: gate stacked on up (2F, C); else (F, C).  down (C, F) */
     float *up_b, *down_b;
     /* with experts: up and down are the shared expert's, or NULL */

@@ -351,6 +351,16 @@ static void attn_take_q(const struct attn_block *b, uint32_t *q, int row0, int n
     }
 }
 
+/* A row's state before a split: nothing seen but, before the first split, the head's sink. */
+static void attn_begin(const struct attn_block *b, int row, int split, struct attn_part *part)
+{
+    const float *sinks = split ? NULL : b->a->sinks;
+    part->max = sinks ? sinks[b->kv_head * b->group + row % b->group] * 1.44269504f : -INFINITY;
+    memset(part->sum, 0, sizeof part->sum);
+    if (part->max != -INFINITY) part->sum[0] = 1;
+    memset(part->out, 0, (size_t)b->a->kv->dim_pad * sizeof(float));
+}
+
 static void attn_split(const struct attn_block *b, int split, struct attn_part *part)
 {
     enum { BLOCKS_MAX = (ATTN_ROWS + ATTN_R - 1) / ATTN_R };
@@ -364,11 +374,7 @@ static void attn_split(const struct attn_block *b, int split, struct attn_part *
         rows[i].q = q + (size_t)row0 * dim;
         attn_take_q(b, q + (size_t)row0 * dim, row0, rows[i].n);
     }
-    for (int r = 0; r < n; r++) {
-        part[r].max = -INFINITY;
-        memset(part[r].sum, 0, sizeof part[r].sum);
-        memset(part[r].out, 0, (size_t)b->a->kv->dim_pad * sizeof(float));
-    }
+    for (int r = 0; r < n; r++) attn_begin(b, b->row0 + r, split, part + r);
     struct attn_sight seen = block_sees(b);
     int granule = split * (ATTN_SPLIT_PAGES / GRANULE_PAGES), end = granule + ATTN_SPLIT_PAGES / GRANULE_PAGES;
     granule = seen.first / GRANULE > granule ? seen.first / GRANULE : granule;

@@ -105,6 +105,7 @@ static struct attn_head head_open(const struct attn_train *r, int s, int h)
                              .rows = r->a.both_sides ? seq_rows(r, s) : 0,
                              .scale = r->a.scale,
                              .softcap = r->a.softcap,
+                             .sink = r->a.sinks ? r->a.sinks[h] : -INFINITY,
                              .k = keys,
                              .v = keys,
                              .k_t = keys + rows,

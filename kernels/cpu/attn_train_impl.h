@@ -180,8 +180,9 @@ static void attn_tile(struct attn_tile *t)
     struct tile_row row[TILE];
     vf scale = v_set1((h->softcap > 0 ? h->softcap : h->scale) * 1.44269504f);
     for (int r = 0; r < t->n; r++) {
-        row[r].max = -INFINITY;
+        row[r].max = h->sink * 1.44269504f;
         memset(row[r].sum, 0, sizeof row[r].sum);
+        if (row[r].max != -INFINITY) row[r].sum[0] = 1;
     }
     memset(t->out, 0, (size_t)t->n * h->dim_pad * sizeof *t->out);
     for (int key0 = tile_first_key(t); tile_sees(h, t->row0 + t->n - 1, key0).to > 0; key0 += TILE) {

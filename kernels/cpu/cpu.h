@@ -149,7 +149,7 @@ static inline bool lin_is_int(enum dtype t)
 
 /* A row's attention over one split of the context: weights are relative to max. */
 struct attn_part {
-    float max;                     /* of the scores; -INFINITY when the row sees nothing of the split */
+    float max;                     /* of the scores; -INFINITY when the row sees nothing of the split, nor a sink */
     _Alignas(64) float sum[PANEL]; /* of the weights, lane = position in the page */
     float out[HEAD_DIM_MAX];       /* of the weights times V */
 };
@@ -199,6 +199,7 @@ struct attn_head {
     int head_dim, dim_pad, window;
     int rows;                       /* of the sequence, when its rows see both sides; 0: causal */
     float scale, softcap;           /* softcap 0: none */
+    float sink;                     /* forward: one more score; -INFINITY: none */
     const float *k, *k_t, *v, *v_t; /* forward: k_t and v; back: k, k_t and v_t */
     size_t stride;
     float *dk, *dv; /* backward: (rows of the sequence, dim_pad) this head's contributions to dk and dv */

@@ -95,7 +95,7 @@ static void block_gate(const struct lin_job *j, const struct block *b, int rows)
     for (int r = 0; r < rows; r++) {
         float *y = mat_row(&j->y, lin_row(j, b->row + r)) + n;
         if (r + 1 < rows && lin_is_rest(j, b->row + r + 1)) continue; /* wait until its residual is added */
-        v_store_n(y, v_mul(v_act(v_load_n(y, left), j->act), v_load(b->up + r * PANEL)), left);
+        v_store_n(y, v_mul(v_act(v_load_n(y, left), j->act), v_act_up(v_load(b->up + r * PANEL), j->act)), left);
     }
 }
 

@@ -80,6 +80,14 @@ VEC_CALLED vf v_erfc(vf x)
     return v_mul(t, v_exp(v_fnma(x, x, p)));
 }
 
+/* min(x, 7), the bound of ACT_SWIGLU_CLAMPED; NaN for NaN */
+INLINE vf v_clamp_above(vf x)
+{
+    vf bound = v_set1(7.0f);
+    return v_select(v_lt(bound, x), bound, x);
+}
+
+/* In gated ops x is the gate. */
 VEC_CALLED vf v_act(vf x, enum act_kind act)
 {
     switch (act) {
@@ -94,11 +102,20 @@ VEC_CALLED vf v_act(vf x, enum act_kind act)
         return v_select(v_lt(x, v_zero()), tail, v_sub(x, tail));
     }
     case ACT_RELU: return v_select(v_lt(x, v_zero()), v_zero(), x);
+    case ACT_SWIGLU_CLAMPED: x = v_clamp_above(x); return v_mul(x, v_sigmoid(v_mul(x, v_set1(1.702f))));
     }
     return x;
 }
 
-/* act(x) and its derivative */
+/* What multiplies the activation of the gate. */
+INLINE vf v_act_up(vf up, enum act_kind act)
+{
+    if (act != ACT_SWIGLU_CLAMPED) return up;
+    up = v_clamp_above(up);
+    return v_add(v_select(v_lt(up, v_set1(-7.0f)), v_set1(-7.0f), up), v_set1(1.0f));
+}
+
+/* v_act(x) and its derivative */
 VEC_CALLED vf v_act_slope(vf x, enum act_kind act, vf *value)
 {
     vf one = v_set1(1.0f);
@@ -128,9 +145,22 @@ VEC_CALLED vf v_act_slope(vf x, enum act_kind act, vf *value)
         *value = v_select(v_lt(x, v_zero()), v_zero(), x);
         return v_select(above, one, v_zero());
     }
+    case ACT_SWIGLU_CLAMPED: {
+        vf g = v_clamp_above(x), s = v_sigmoid(v_mul(g, v_set1(1.702f)));
+        *value = v_mul(g, s);
+        vf slope = v_fma(v_mul(*value, v_sub(one, s)), v_set1(1.702f), s);
+        return v_select(v_lt(v_set1(7.0f), x), v_zero(), slope);
+    }
     }
     *value = x;
     return one;
+}
+
+/* The derivative of v_act_up. */
+INLINE vf v_up_slope(vf up, enum act_kind act)
+{
+    vf one = v_set1(1.0f), slope = v_select(v_lt(v_set1(7.0f), up), v_zero(), one);
+    return act != ACT_SWIGLU_CLAMPED ? one : v_select(v_lt(up, v_set1(-7.0f)), v_zero(), slope);
 }
 
 #endif

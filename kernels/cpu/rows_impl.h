@@ -54,7 +54,7 @@ static void row_act_mul(float *out, const float *gu, int n, enum act_kind act)
     FOR_LANES(i, n)
     {
         vf gate = v_act(v_load_n(gu + i, left), act);
-        v_store_n(out + i, v_mul(gate, v_load_n(gu + n + i, left)), left);
+        v_store_n(out + i, v_mul(gate, v_act_up(v_load_n(gu + n + i, left), act)), left);
     }
 }
 

@@ -51,8 +51,8 @@ static void row_act_mul_back(float *dgu, const float *gu, const float *dy, int n
     {
         vf value, slope = v_act_slope(v_load_n(gu + i, left), act, &value);
         vf up = v_load_n(gu + n + i, left), d = v_load_n(dy + i, left);
-        v_store_n(dgu + i, v_mul(v_mul(d, up), slope), left);
-        v_store_n(dgu + n + i, v_mul(d, value), left);
+        v_store_n(dgu + i, v_mul(v_mul(d, v_act_up(up, act)), slope), left);
+        v_store_n(dgu + n + i, v_mul(v_mul(d, value), v_up_slope(up, act)), left);
     }
 }
 

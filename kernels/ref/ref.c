@@ -84,8 +84,14 @@ double ref_act_value(double x, enum act_kind act)
     case ACT_GELU_TANH: return 0.5 * x * (1 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
     case ACT_GELU_ERF: return 0.5 * x * (1 + erf(x * 0.70710678118654752440));
     case ACT_RELU: return x < 0 ? 0 : x;
+    case ACT_SWIGLU_CLAMPED: x = x > 7 ? 7 : x; return x / (1 + exp(-1.702 * x));
     }
     return NAN;
+}
+
+double ref_act_up(double up, enum act_kind act)
+{
+    return act != ACT_SWIGLU_CLAMPED ? up : 1 + (up > 7 ? 7 : up < -7 ? -7 : up);
 }
 
 static void ref_act_mul(struct dev *d, const struct act_mul_args *a)
@@ -93,7 +99,7 @@ static void ref_act_mul(struct dev *d, const struct act_mul_args *a)
     for (int t = 0; t < a->out.rows; t++)
         for (int c = 0; c < a->out.cols; c++) {
             const float *gu = mat_row(&a->gu, t);
-            mat_row(&a->out, t)[c] = (float)(ref_act_value(gu[c], a->act) * gu[a->out.cols + c]);
+            mat_row(&a->out, t)[c] = (float)(ref_act_value(gu[c], a->act) * ref_act_up(gu[a->out.cols + c], a->act));
         }
 }
 
@@ -379,11 +385,12 @@ static void attn_head(const struct attn_args *a, int t, int h, int p, const int3
     int first = a->window && p - a->window + 1 > 0 ? p - a->window + 1 : 0, kv_head = h / (a->heads / a->kv_heads);
     const float *q = mat_row(&a->qkv, t) + h * a->head_dim;
     float *out = mat_row(&a->out, t) + h * a->head_dim;
-    double max = -INFINITY, sum = 0;
+    double sink = a->sinks ? a->sinks[h] : -INFINITY, max = sink;
     for (int i = first; i <= p; i++) {
         score[i] = attn_score(a, q, pages, i, kv_head);
         max = fmax(max, score[i]);
     }
+    double sum = exp(sink - max);
     for (int i = first; i <= p; i++) sum += score[i] = exp(score[i] - max);
     for (int c = 0; c < a->head_dim; c++) {
         double o = 0;
@@ -495,7 +502,7 @@ struct dev *ref_open(char why[160])
                               TRAIN_OPS(X)
 #undef X
                                   .weight_pack = ref_weight_pack,
-                                  .packs_block = true,
+                              .packs_block = true,
                               .weight_free = ref_weight_free,
                               .weight_update = ref_weight_update,
                               .weight_bytes = ref_weight_bytes,

@@ -24,8 +24,9 @@ static inline float ref_weight_at(const struct weight *w, int row, int col)
 
 enum { REF_HEAD_MAX = 1024 }; /* of head_dim */
 
-double ref_act_value(double x, enum act_kind);
-double ref_softcap(double x, double cap); /* cap * tanh(x / cap); cap 0: x */
+double ref_act_value(double x, enum act_kind); /* in gated ops: x is the gate */
+double ref_act_up(double up, enum act_kind);   /* what multiplies it */
+double ref_softcap(double x, double cap);      /* cap * tanh(x / cap); cap 0: x */
 
 void ref_sample(struct dev *, const struct sample_args *);
 void ref_route(struct dev *, const struct route_args *);

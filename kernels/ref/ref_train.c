@@ -120,13 +120,14 @@ static int first_seen(int start, int t, int window)
 static void attn_seq_head(const struct attn_seq_args *a, int start, int end, int t, int h, double *score)
 {
     int D = a->head_dim, first = first_seen(start, t, a->window), g = h / (a->heads / a->kv_heads), last = t;
-    double max = -INFINITY, sum = 0;
+    double sink = a->sinks ? a->sinks[h] : -INFINITY, max = sink;
     if (a->both_sides) last = a->window && a->window < end - t ? t + a->window - 1 : end - 1;
     for (int j = first; j <= last; j++) {
         double s = dot(head_of(&a->qkv, t, h, D), head_of(&a->qkv, j, a->heads + g, D), D) * (double)a->scale;
         score[j - first] = ref_softcap(s, a->softcap);
         max = fmax(max, score[j - first]);
     }
+    double sum = exp(sink - max);
     for (int j = first; j <= last; j++) sum += score[j - first] = exp(score[j - first] - max);
     for (int c = 0; c < D; c++) {
         double o = 0;
@@ -208,7 +209,7 @@ void ref_attn_back(struct dev *d, const struct attn_back_args *a)
 
 /* ---- activations --------------------------------------------------------------------------------------------- */
 
-/* The derivative of ref_act_value; 0 for RELU at 0. */
+/* The derivative of ref_act_value; 0 for RELU at 0, that of the inside for a clamped value at its bound. */
 static double act_slope(double x, enum act_kind act)
 {
     double s, u;
@@ -219,8 +220,15 @@ static double act_slope(double x, enum act_kind act)
         return 0.5 * (1 + u) + 0.5 * x * (1 - u * u) * 0.79788456080286535588 * (1 + 3 * 0.044715 * x * x);
     case ACT_GELU_ERF: return 0.5 * erfc(-x * 0.70710678118654752440) + x * exp(-0.5 * x * x) * 0.39894228040143267794;
     case ACT_RELU: return x > 0 ? 1 : 0;
+    case ACT_SWIGLU_CLAMPED: s = 1 / (1 + exp(-1.702 * x)); return x > 7 ? 0 : s * (1 + 1.702 * x * (1 - s));
     }
     return NAN;
+}
+
+/* The derivative of ref_act_up. */
+static double up_slope(double up, enum act_kind act)
+{
+    return act != ACT_SWIGLU_CLAMPED || fabs(up) <= 7 ? 1 : 0;
 }
 
 void ref_act_mul_back(struct dev *d, const struct act_mul_back_args *a)
@@ -229,8 +237,8 @@ void ref_act_mul_back(struct dev *d, const struct act_mul_back_args *a)
     for (int t = 0; t < a->dy.rows; t++)
         for (int c = 0; c < F; c++) {
             double gate = mat_row(&a->gu, t)[c], up = mat_row(&a->gu, t)[F + c], dy = mat_row(&a->dy, t)[c];
-            mat_row(&a->dgu, t)[c] = (float)(dy * up * act_slope(gate, a->act));
-            mat_row(&a->dgu, t)[F + c] = (float)(dy * ref_act_value(gate, a->act));
+            mat_row(&a->dgu, t)[c] = (float)(dy * ref_act_up(up, a->act) * act_slope(gate, a->act));
+            mat_row(&a->dgu, t)[F + c] = (float)(dy * ref_act_value(gate, a->act) * up_slope(up, a->act));
         }
 }
 

@@ -10,18 +10,19 @@
 struct shape {
     int heads, kv_heads, head_dim, rot, window;
     float softcap;
+    bool sinks;
 };
 
 enum { MAX_POS = 1300 };
 
-/* A device with a cache, rotation tables, and sequences with shuffled pages. */
+/* A device with a cache, rotation tables, sinks, and sequences with shuffled pages. */
 struct bed {
     struct dev *d;
     struct shape s;
     struct kv *kv;
     int layers, pages, free_page;
     int *page_order;
-    float *cos, *sin, *tables;
+    float *cos, *sin, *tables, *sinks;
 };
 
 /* With a cache of int8 the rotation tables are not aligned to more than a float. */
@@ -43,6 +44,12 @@ static struct bed bed_open(struct dev *d, struct shape s, enum dtype t, int page
     b.cos = b.tables + first;
     b.sin = b.cos + all;
     free(c);
+    if (s.sinks) { /* about the scores, below and above them all, below what counts */
+        static const float some[] = {0.7f, -3, 6, -200};
+        float sinks[32];
+        for (int h = 0; h < 32; h++) sinks[h] = some[h % 4] + 0.01f * (float)h;
+        b.sinks = put(d, sinks, (size_t)s.heads * sizeof *sinks);
+    }
     b.kv = d->ops->kv_open(d, &(struct kv_shape){b.layers, pages, s.kv_heads, s.head_dim, t});
     b.page_order = malloc((size_t)pages * sizeof(int));
     if (!b.kv || !b.page_order) abort();
@@ -60,6 +67,7 @@ static void bed_close(struct bed *b)
 {
     b->d->ops->kv_close(b->d, b->kv);
     b->d->ops->free(b->d, b->tables);
+    if (b->sinks) b->d->ops->free(b->d, b->sinks);
     free(b->page_order);
 }
 
@@ -123,7 +131,7 @@ static void feed(struct bed *b, struct seq *const *seqs, const int *n, int n_seq
                                         dslot, b->kv, 1});
     op_attn(d, (struct attn_args){mat_f32(out, T, O), qkv, b->s.heads, b->s.kv_heads, b->s.head_dim, b->s.window,
                                   1 / sqrtf((float)b->s.head_dim), n_seqs, dstart, dlen, dpages, ld, b->kv, 1,
-                                  T % 2 ? most : 0, b->s.softcap});
+                                  T % 2 ? most : 0, b->s.softcap, b->sinks});
     check_device("rope_kv + attn", d);
     float *rotated = get(d, dx, (size_t)T * W), *host = get(d, out, (size_t)T * O);
     for (int i = 0; i < n_seqs; i++) {
@@ -147,6 +155,12 @@ static const struct shape shapes[] = {{1, 1, 1, 0, 0},    {2, 1, 8, 8, 0},    {4
 static const struct shape capped[] = {{2, 1, 8, 8, 0, 0.3f},    {7, 1, 17, 16, 0, 1},  {3, 3, 20, 20, 16, 50},
                                       {14, 2, 64, 64, 0, 1.5f}, {2, 1, 112, 64, 9, 2}, {4, 2, 128, 128, 0, 0.5f},
                                       {8, 4, 256, 256, 5, 3},   {2, 2, 300, 0, 21, 1}};
+
+/* with sinks; likewise, and groups of more heads than a tile has rows */
+static const struct shape sunk[] = {{1, 1, 1, 0, 0, 0, true},     {7, 1, 17, 16, 5, 0, true},
+                                    {16, 2, 64, 64, 0, 0, true},  {16, 2, 64, 64, 18, 0, true},
+                                    {20, 1, 80, 80, 0, 0, true},  {4, 2, 128, 128, 9, 1.5f, true},
+                                    {4, 2, 256, 256, 0, 0, true}, {5, 5, 300, 0, 21, 0, true}};
 
 /* Three sequences in one ragged batch, after an earlier batch that left them at different lengths. */
 static void ragged_case(struct dev *dev, struct dev *ref, struct shape s, enum dtype t, bool check_out)
@@ -175,9 +189,9 @@ static void ragged_case(struct dev *dev, struct dev *ref, struct shape s, enum d
      * average, twice where few weights make the sum */
     if (t == DT_BF16) tol.nmse = 4 * 0x1p-18 / 3;
     for (int k = 0; k < 3; k++) {
-        snprintf(label, sizeof label, "%s %s heads %d/%d dim %d rot %d window %d softcap %g sequence %d",
+        snprintf(label, sizeof label, "%s %s heads %d/%d dim %d rot %d window %d softcap %g sinks %d sequence %d",
                  check_out ? "attn" : "rope", dtype_name(t), s.heads, s.kv_heads, s.head_dim, s.rot, s.window,
-                 (double)s.softcap, k);
+                 (double)s.softcap, s.sinks, k);
         size_t len = (size_t)seqs[0][k].len;
         if (check_out)
             compare(label, seqs[0][k].out, seqs[1][k].out, len * O, tol);
@@ -200,6 +214,8 @@ void test_attn(struct dev *dev, struct dev *ref)
         for (size_t k = 0; k < 4; k++) ragged_case(dev, ref, shapes[i], kv_types[k], true);
     for (size_t i = 0; i < sizeof capped / sizeof *capped; i++)
         for (size_t k = 0; k < 4; k++) ragged_case(dev, ref, capped[i], kv_types[k], true);
+    for (size_t i = 0; i < sizeof sunk / sizeof *sunk; i++)
+        for (size_t k = 0; k < 4; k++) ragged_case(dev, ref, sunk[i], kv_types[k], true);
 }
 
 /* ---- the same bits ------------------------------------------------------------------------------------------- */
@@ -243,9 +259,9 @@ static void chunk_case(const char *const *levels, int n_levels, struct shape s, 
             char label[LABEL];
             float *got = chunk_run(d, s, t, len, chunks[k], 7 + (uint64_t)k);
             snprintf(label, sizeof label,
-                     "attn %s %s threads %d, %d tokens dim %d window %d softcap %g, chunks %d %d %d ...", d->level,
-                     dtype_name(t), d->threads, len, s.head_dim, s.window, (double)s.softcap, chunks[k][0],
-                     chunks[k][1], chunks[k][2]);
+                     "attn %s %s threads %d, %d tokens dim %d window %d softcap %g sinks %d, chunks %d %d %d ...",
+                     d->level, dtype_name(t), d->threads, len, s.head_dim, s.window, (double)s.softcap, s.sinks,
+                     chunks[k][0], chunks[k][1], chunks[k][2]);
             if (want)
                 compare_bits(label, got, want, n);
             else
@@ -262,14 +278,16 @@ static void chunk_case(const char *const *levels, int n_levels, struct shape s, 
 static void test_device_chunks(const char *const *name)
 {
     static const int cuts[][8] = {{37}, {5, 16, 1, 15}, {30, 0}}, long_cuts[][8] = {{600}, {300, 5, 290}};
-    static const struct shape some[] = {{14, 2, 64, 64, 0}, {4, 4, 20, 8, 7}, {20, 1, 80, 16, 20}, {3, 1, 32, 8, 0, 1}};
+    static const struct shape some[] = {
+        {14, 2, 64, 64, 0}, {4, 4, 20, 8, 7}, {20, 1, 80, 16, 20}, {3, 1, 32, 8, 0, 1}, {16, 2, 64, 64, 20, 0, true}};
     static const struct shape large[] = {{3, 1, 128, 16, 0}, {2, 1, 256, 16, 9}, {3, 1, 128, 16, 5, 1}};
-    static const struct shape narrow = {2, 1, 16, 16, 0}, windowed = {2, 1, 16, 16, 300};
+    static const struct shape narrow[] = {{2, 1, 16, 16, 0}, {2, 1, 16, 16, 300}, {2, 1, 16, 16, 300, 0, true}};
     for (size_t k = 0; k < 4; k++) {
         for (size_t i = 0; i < sizeof some / sizeof *some; i++) chunk_case(name, 1, some[i], kv_types[k], 37, cuts, 3);
         for (size_t i = 0; i < sizeof large / sizeof *large; i++)
             chunk_case(name, 1, large[i], kv_types[k], 37, cuts, 2);
-        chunk_case(name, 1, k % 2 ? windowed : narrow, kv_types[k], 600, long_cuts, 2);
+        chunk_case(name, 1, narrow[k % 2], kv_types[k], 600, long_cuts, 2);
+        chunk_case(name, 1, narrow[2], kv_types[k], 600, long_cuts, 2);
     }
 }
 
@@ -283,14 +301,17 @@ void test_chunks(const char *const *levels, int n_levels)
         return;
     }
     static const int cuts[][8] = {{37}, {5, 16, 1, 15}, {0}, {16, 16, 5}, {1, 35, 1}};
-    static const struct shape mixed[] = {
-        {14, 2, 64, 64, 0}, {4, 4, 20, 8, 7}, {6, 2, 16, 16, 20}, {2, 1, 8, 4, 16}, {4, 2, 24, 8, 9, 0.7f}};
+    static const struct shape mixed[] = {{14, 2, 64, 64, 0}, {4, 4, 20, 8, 7},       {6, 2, 16, 16, 20},
+                                         {2, 1, 8, 4, 16},   {4, 2, 24, 8, 9, 0.7f}, {16, 2, 64, 64, 20, 0, true}};
     for (size_t i = 0; i < sizeof mixed / sizeof *mixed; i++)
         for (size_t k = 0; k < 4; k++) chunk_case(levels, n_levels, mixed[i], kv_types[k], 37, cuts, 5);
     /* past the fixed splits of the context: the last tokens one by one are cut by split on several threads */
     static const int long_cuts[][8] = {{1200}, {500, 20, 600, 75}, {1023, 2, 170}};
     static const struct shape narrow = {2, 1, 16, 16, 0}, windowed = {2, 1, 16, 16, 700};
+    static const struct shape sunk_narrow = {4, 1, 16, 16, 0, 0, true}, sunk_windowed = {4, 1, 16, 16, 500, 0, true};
     chunk_case(levels, n_levels, narrow, DT_BF16, 1200, long_cuts, 3);
     chunk_case(levels, n_levels, narrow, DT_I8, 1200, long_cuts, 3);
     chunk_case(levels, n_levels, windowed, DT_F32, 1200, long_cuts, 3);
+    chunk_case(levels, n_levels, sunk_narrow, DT_BF16, 1200, long_cuts, 3);
+    chunk_case(levels, n_levels, sunk_windowed, DT_F32, 1200, long_cuts, 3);
 }

@@ -50,6 +50,10 @@ static void check_dense(struct dev *d)
     expect_error(d, "act_mul", "width");
     op_act(d, (struct act_args){mx, (enum act_kind)9});
     expect_error(d, "act", "kind");
+    op_act(d, (struct act_args){mx, ACT_SWIGLU_CLAMPED});
+    expect_error(d, "act", "a kind of gated ops");
+    op_act_mul(d, (struct act_mul_args){mat_f32(y, T, C / 2), mx, (enum act_kind)(ACT_SWIGLU_CLAMPED + 1)});
+    expect_error(d, "act_mul", "kind");
     op_softcap(d, (struct softcap_args){mx, 1, -1});
     expect_error(d, "softcap", "cap below 0");
     op_softcap(d, (struct softcap_args){mx, NAN, 1});
@@ -105,7 +109,10 @@ static void check_cache(struct dev *d)
     a.pages = i[4], a.softcap = -1;
     op_attn(d, a);
     expect_error(d, "attn", "softcap below 0");
-    a.softcap = 0, a.q_start = i[4]; /* 0, 7 */
+    a.softcap = 0, a.sinks = (const float *)(const void *)((const char *)x + 1);
+    op_attn(d, a);
+    expect_error(d, "attn", "sinks that are not aligned");
+    a.sinks = NULL, a.q_start = i[4]; /* 0, 7 */
     op_attn(d, a);
     expect_error(d, "attn", "q_start");
     a.q_start = i[2], a.kv_len = i[0] + 1; /* 1 */
@@ -214,6 +221,9 @@ static void check_training(struct dev *d)
     a.out = head, a.head0 = H - 1, a.n_heads = 2;
     op_attn_seq(d, a);
     expect_error(d, "attn_seq", "a head too many");
+    a.head0 = a.n_heads = 0, a.sinks = (const float *)(const void *)((const char *)p[0] + 2);
+    op_attn_seq(d, a);
+    expect_error(d, "attn_seq", "sinks that are not aligned");
     struct attn_back_args back = {x, head, head, lse, x, H, 1, D, 0, 1, 2, index};
     op_attn_back(d, back);
     expect_error(d, "attn_back", "dqkv is qkv");
@@ -227,6 +237,8 @@ static void check_training(struct dev *d)
     expect_error(d, "act_mul_back", "width");
     op_act_back(d, (struct act_back_args){x, x, y, ACT_SILU});
     expect_error(d, "act_back", "dx is x");
+    op_act_back(d, (struct act_back_args){y, x, z, ACT_SWIGLU_CLAMPED});
+    expect_error(d, "act_back", "a kind of gated ops");
     op_cross_entropy(d, (struct cross_entropy_args){x, index + 1, p[1], p[2], (int32_t *)p[3], true});
     expect_error(d, "cross_entropy", "target 8 of 8");
     op_cross_entropy(d, (struct cross_entropy_args){x, index, NULL, p[2], (int32_t *)p[3], true});

@@ -250,7 +250,7 @@ void test_head_norm(struct dev *dev, struct dev *ref)
 
 void test_act_mul(struct dev *dev, struct dev *ref)
 {
-    EACH(T, row_counts) EACH(C, col_counts) for (int act = 0; act <= ACT_RELU; act++)
+    EACH(T, row_counts) EACH(C, col_counts) for (int act = 0; act <= ACT_SWIGLU_CLAMPED; act++)
     {
         char label[LABEL];
         struct pair gu = pair_make(dev, ref, (int)T, 2 * (int)C, 2 * (int)C + gap(T), act % 2 ? 3 : 30);
@@ -431,7 +431,7 @@ void test_gate_up(struct dev *dev, struct dev *ref)
             struct linear_shape sh = all[i];
             if (!packs(dev, weight_kinds[k].t)) continue;
             if ((weight_kinds[k].t == DT_NF4 && sh.K % 64) || case_left_out()) continue;
-            int F = sh.N, act = (int)(i + k) % (ACT_RELU + 1);
+            int F = sh.N, act = (int)(i + k) % (ACT_SWIGLU_CLAMPED + 1);
             char label[LABEL];
             struct weight_case g = weight_random(weight_kinds[k].t, F, sh.K, weight_kinds[k].group);
             struct weight_case u = weight_random(weight_kinds[k].t, F, sh.K, weight_kinds[k].group);

@@ -126,6 +126,7 @@ struct experts_case {
     float *x, *b;
     int32_t *start;
     bool gated;
+    enum act_kind act;
     int ldx, ldy;
 };
 
@@ -173,7 +174,7 @@ static float *case_run(struct dev *d, const struct experts_case *c, bool bias, b
     struct mat mt = mat_f32(tmp, s->R, 2 * s->N);
     const struct weight *const *cw = (const struct weight *const *)w;
     if (!alone && c->gated)
-        op_experts_gate_up(d, (struct experts_gate_up_args){my, mx, cw, bias ? b : NULL, start, s->E, ACT_SILU, mt});
+        op_experts_gate_up(d, (struct experts_gate_up_args){my, mx, cw, bias ? b : NULL, start, s->E, c->act, mt});
     else if (!alone)
         op_experts_linear(d, (struct experts_linear_args){my, mx, cw, bias ? b : NULL, start, s->E});
     for (int e = 0; alone && e < s->E; e++)
@@ -181,7 +182,7 @@ static float *case_run(struct dev *d, const struct experts_case *c, bool bias, b
             struct mat rx = {x + r * c->ldx, DT_F32, 1, s->K, c->ldx}, ry = {y + r * c->ldy, DT_F32, 1, s->N, c->ldy};
             const float *of = bias ? b + e * ld_b : NULL;
             if (c->gated)
-                op_gate_up(d, (struct gate_up_args){ry, rx, w[e], of, ACT_SILU, mt});
+                op_gate_up(d, (struct gate_up_args){ry, rx, w[e], of, c->act, mt});
             else
                 op_linear(d, (struct linear_args){ry, rx, w[e], of, 0});
         }
@@ -202,9 +203,10 @@ static void test_gemms(struct dev *dev, struct dev *ref, bool gated)
             const struct shape *s = &shapes[i];
             struct experts_case c = case_make(s, kinds[k], gated);
             bool bias = (i + k) % 2;
+            c.act = (i + k) / 2 % 2 ? ACT_SWIGLU_CLAMPED : ACT_SILU;
             float *got = case_run(dev, &c, bias, false), *want = case_run(ref, &c, bias, false);
-            snprintf(label, sizeof label, "experts gated %d %s E=%d R=%d N=%d K=%d rows %d bias %d", gated,
-                     dtype_name(kinds[k].t), s->E, s->R, s->N, s->K, s->rows, bias);
+            snprintf(label, sizeof label, "experts gated %d %s E=%d R=%d N=%d K=%d rows %d bias %d act %d", gated,
+                     dtype_name(kinds[k].t), s->E, s->R, s->N, s->K, s->rows, bias, (int)c.act);
             struct tolerance tol = with_bf16_x && kinds[k].t != DT_F32 ? bf16 : close;
             tol.atol *= kinds[k].t == DT_I8      ? 1e4
                         : kinds[k].t == DT_BLOCK ? 1e3

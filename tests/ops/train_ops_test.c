@@ -23,9 +23,10 @@ static size_t n_out(const struct train_op *op, const struct shape *s)
 
 static void shape_name(char label[LABEL], const struct train_op *op, const struct shape *s, const char *what)
 {
-    snprintf(label, LABEL, "%s T=%d C=%d H=%d/%d D=%d rot %d window %d softcap %g kind %d%s%s%s pad %d%s", op->name,
-             s->T, s->C, s->H, s->G, s->D, s->rot, s->window, (double)s->softcap, s->kind, s->both ? " both sides" : "",
-             s->accumulate ? " accumulates" : "", s->in_place ? " in place" : "", s->pad, what);
+    snprintf(label, LABEL, "%s T=%d C=%d H=%d/%d D=%d rot %d window %d softcap %g kind %d%s%s%s%s pad %d%s", op->name,
+             s->T, s->C, s->H, s->G, s->D, s->rot, s->window, (double)s->softcap, s->kind, s->sinks ? " sinks" : "",
+             s->both ? " both sides" : "", s->accumulate ? " accumulates" : "", s->in_place ? " in place" : "", s->pad,
+             what);
 }
 
 static float *run_on(struct dev *d, const struct train_op *op, const struct shape *s, const float *in)
@@ -209,6 +210,12 @@ static const struct shape attn_shapes[] = {
     {.T = 67, .H = 3, .G = 1, .D = 128, .n_seqs = 1, .q_start = {0, 67}, .softcap = 3},
     {.T = 70, .H = 4, .G = 2, .D = 256, .n_seqs = 2, .q_start = {0, 67, 70}, .window = 30, .softcap = 2},
     {.T = 20, .H = 2, .G = 1, .D = 300, .n_seqs = 1, .q_start = {0, 20}, .softcap = 1},
+    {.T = 9, .H = 4, .G = 2, .D = 6, .n_seqs = 3, .q_start = {0, 3, 3, 9}, .sinks = true},
+    {.T = 133, .H = 8, .G = 1, .D = 64, .n_seqs = 2, .q_start = {0, 131, 133}, .pad = 1, .sinks = true},
+    {.T = 150, .H = 4, .G = 2, .D = 64, .n_seqs = 2, .q_start = {0, 129, 150}, .window = 33, .sinks = true},
+    {.T = 67, .H = 4, .G = 2, .D = 128, .n_seqs = 1, .q_start = {0, 67}, .softcap = 3, .sinks = true},
+    {.T = 70, .H = 4, .G = 2, .D = 256, .n_seqs = 2, .q_start = {0, 67, 70}, .window = 30, .sinks = true},
+    {.T = 20, .H = 4, .G = 1, .D = 300, .n_seqs = 1, .q_start = {0, 20}, .sinks = true},
 };
 static const struct shape attn_none = {.T = 0, .H = 2, .G = 1, .D = 8, .n_seqs = 0};
 enum { ATTN_SHAPES = sizeof attn_shapes / sizeof *attn_shapes };
@@ -267,19 +274,43 @@ void test_attn_back(struct dev *dev, struct dev *ref)
     against_differences(ref, &attn_back_op, &small);
     small.softcap = 1.5f;
     against_differences(ref, &attn_back_op, &small);
+    small.sinks = true;
+    against_differences(ref, &attn_back_op, &small);
+    small.softcap = 0;
+    against_differences(ref, &attn_back_op, &small);
+}
+
+/* ACT_SWIGLU_CLAMPED: a gate above its bound and an up beyond its bounds have no gradient, at the bound they have. */
+static void clamped_back(struct dev *d)
+{
+    enum { N = 6 };
+    static const float gate[N] = {7.5f, 7, -50, 1, 2, 3}, up[N] = {1, 7, 2, 7.25f, -8, -7};
+    static const bool gate_moves[N] = {false, true, false, true, true, true};
+    static const bool up_moves[N] = {true, true, false, false, false, true};
+    struct shape s = {.T = 1, .C = N, .kind = ACT_SWIGLU_CLAMPED};
+    float in[3 * N], out[2 * N];
+    for (int i = 0; i < N; i++) in[i] = gate[i], in[N + i] = up[i], in[2 * N + i] = 1;
+    act_mul_back_op.run(d, &s, in, out);
+    for (int i = 0; i < N; i++) {
+        CHECK((fabsf(out[i]) > 1e-6f) == gate_moves[i], "dgate %g of gate %g, up %g", (double)out[i], (double)gate[i],
+              (double)up[i]);
+        CHECK((fabsf(out[N + i]) > 1e-6f) == up_moves[i], "dup %g of gate %g, up %g", (double)out[N + i],
+              (double)gate[i], (double)up[i]);
+    }
 }
 
 void test_act_mul_back(struct dev *dev, struct dev *ref)
 {
-    EACH(T, row_counts) EACH(C, col_counts) for (int act = 0; act <= ACT_RELU; act++)
+    EACH(T, row_counts) EACH(C, col_counts) for (int act = 0; act <= ACT_SWIGLU_CLAMPED; act++)
     {
         struct shape s = {.T = (int)T, .C = (int)C, .kind = act, .in_place = C % 2, .pad = act};
         against_ref(dev, ref, &act_mul_back_op, &s, act % 2 ? 3 : 20, (struct tolerance){5e-5, 1e-5, 1e-9});
     }
-    for (int act = 0; act < ACT_RELU; act++) {
+    for (int act = 0; act <= ACT_SWIGLU_CLAMPED; act++) {
         struct shape small = {.T = 2, .C = 9, .kind = act};
-        against_differences(ref, &act_mul_back_op, &small);
+        if (act != ACT_RELU) against_differences(ref, &act_mul_back_op, &small);
     }
+    clamped_back(dev);
 }
 
 void test_act_back(struct dev *dev, struct dev *ref)
@@ -523,6 +554,9 @@ static const struct {
     {&attn_back_op, {.T = 140, .H = 2, .G = 2, .D = 16, .n_seqs = 2, .q_start = {0, 128, 140}, .window = 50}},
     {&attn_seq_op, {.T = 150, .H = 4, .G = 2, .D = 17, .n_seqs = 3, .q_start = {0, 5, 134, 150}, .softcap = 2}},
     {&attn_back_op, {.T = 150, .H = 4, .G = 2, .D = 17, .n_seqs = 3, .q_start = {0, 5, 134, 150}, .softcap = 2}},
+    {&attn_seq_op,
+     {.T = 150, .H = 4, .G = 2, .D = 17, .n_seqs = 3, .q_start = {0, 5, 134, 150}, .window = 20, .sinks = true}},
+    {&attn_back_op, {.T = 150, .H = 4, .G = 2, .D = 17, .n_seqs = 3, .q_start = {0, 5, 134, 150}, .sinks = true}},
     /* blocks enough without one for each head */
     {&attn_back_op, {.T = 40, .H = 6, .G = 3, .D = 8, .n_seqs = 7, .q_start = {0, 1, 9, 14, 20, 31, 36, 40}}},
     {&attn_seq_op, {.T = 303, .H = 6, .G = 2, .D = 33, .n_seqs = 3, .q_start = {0, 170, 211, 303}}},
@@ -535,6 +569,7 @@ static const struct {
     {&attn_back_op, {.T = 1500, .H = 2, .G = 1, .D = 16, .n_seqs = 4, .q_start = {0, 700, 1100, 1105, 1500}}},
     {&act_mul_back_op, {.T = 101, .C = 333, .kind = ACT_GELU_ERF}},
     {&act_mul_back_op, {.T = 101, .C = 333, .kind = ACT_SILU}},
+    {&act_mul_back_op, {.T = 101, .C = 333, .kind = ACT_SWIGLU_CLAMPED}},
     {&act_back_op, {.T = 101, .C = 333, .kind = ACT_GELU_TANH}},
     {&cross_entropy_op, {.T = 21, .C = 5003}},
     {&cross_entropy_op, {.T = 21, .C = 5003, .softcap = 3, .scale = 2}},

@@ -200,6 +200,9 @@ static void rope_run(struct dev *d, const struct shape *s, const float *in, floa
     rope_at(d, s, in + size_qkv(s), out, true);
 }
 
+/* About the scores, below and above them all, below what counts. */
+static const float sinks[8] = {0.7f, -3, 5, -200, -0.3f, 1, -80, 2};
+
 static struct attn_seq_args attn_args(struct bed *b, const struct shape *s, const float *x)
 {
     return (struct attn_seq_args){.out = bed_mat(b, NULL, s->T, s->H * s->D),
@@ -213,7 +216,8 @@ static struct attn_seq_args attn_args(struct bed *b, const struct shape *s, cons
                                   .n_seqs = s->n_seqs,
                                   .q_start = bed_put(b, s->q_start, sizeof s->q_start),
                                   .softcap = s->softcap,
-                                  .both_sides = s->both};
+                                  .both_sides = s->both,
+                                  .sinks = s->sinks ? bed_put(b, sinks, (size_t)s->H * sizeof *sinks) : NULL};
 }
 
 /* The next heads, in the calls that the shape wants; false: they were all.  heads[0] and [1]: first, and how many. */

@@ -18,6 +18,7 @@ struct shape {
     float scale;   /* of logits, with softcap; 0: 1 */
     bool both;     /* attention: not causal */
     int by_head;   /* attention: so many query heads a call; 0: all in one */
+    bool sinks;    /* attention */
 };
 
 /* Of a backward op: in is what the forward op read (n_x) and dy (n_y); out begins with the gradient by what it read

@@ -19,7 +19,7 @@ __device__ inline float4 fold_four(float4 total, float a, float4 part, float b)
 /* Row r of the unit, columns col .. col + 3: folds the splits in the order in which the walking kernels do. */
 __device__ void merge_row(const attn_call &c, const attn_item &it, int r, int col)
 {
-    attn_state total = {-INFINITY, 0};
+    attn_state total = attn_begin(c, it, r);
     float4 out = {};
     int n = it.split1 - it.split0;
     size_t at = (size_t)it.slot * (size_t)c.tile + (size_t)r;
@@ -265,7 +265,8 @@ __device__ void f32_item(const attn_call &c, const attn_item &it, f32_smem<DIM, 
 {
     int page0 = max(it.split0 * ATTN_SPLIT_PAGES, it.first / KV_PAGE);
     int page1 = min(it.split1 * ATTN_SPLIT_PAGES, it.last / KV_PAGE + 1);
-    attn_state state[2] = {{-INFINITY, 0}, {-INFINITY, 0}}, total[2] = {{-INFINITY, 0}, {-INFINITY, 0}};
+    int r = (int)threadIdx.x / F32_HALF * 2;
+    attn_state state[2] = {{-INFINITY, 0}, {-INFINITY, 0}}, total[2] = {attn_begin(c, it, r), attn_begin(c, it, r + 1)};
     float4 acc[DIM / 32] = {};
     __syncthreads(); /* all threads are done with the previous item */
     f32_query(c, it, s);
@@ -352,6 +353,7 @@ void gpu_attn(struct dev *head, const struct attn_args *a)
     c.t = kv->shape.t;
     c.cap = a->softcap * 1.44269504f; /* log2(e) */
     c.scale = a->softcap > 0 ? a->scale / a->softcap : a->scale * 1.44269504f;
+    c.sinks = a->sinks;
     c.heads = a->heads;
     c.kv_heads = a->kv_heads;
     c.group = a->heads / a->kv_heads;

@@ -34,6 +34,7 @@ struct attn_call {
     enum dtype t;
     float scale; /* of scores, in base 2; with cap: of the argument of tanh */
     float cap;   /* softcap in base 2; 0: none */
+    const float *sinks;
     int heads, kv_heads, group, dim, dim_pad, window, n_seqs, pages_ld;
     int tile, rows_min, rows_max, max_slots, part_ld;
     int prefetch_pages; /* pages that a block may prefetch into L2 before it waits */
@@ -212,6 +213,14 @@ struct attn_state {
 __device__ inline float attn_base(float max)
 {
     return max == -INFINITY ? 0 : max;
+}
+
+/* The state of row r of the tile before its first split: nothing seen but the head's sink. */
+__device__ inline attn_state attn_begin(const attn_call &c, const attn_item &it, int r)
+{
+    if (!c.sinks) return {-INFINITY, 0};
+    float sink = c.sinks[it.kv_head * c.group + (it.row0 + r) % c.group];
+    return {__fmul_rn(sink, 1.44269504f), 1}; /* log2(e) */
 }
 
 /* Folds a split's state into the total; *a, *b: the factors for the total's and the split's outputs. */

@@ -228,7 +228,7 @@ template <int DIM, dtype T, bool MANY, bool CAPPED> struct mma_item {
         for (int i = 0; i < 2; i++) {
             row[i] = row0 + lane / 4 + 8 * i;
             last[i] = attn_pos(c, it, row[i]);
-            total[i] = {-INFINITY, 0};
+            total[i] = attn_begin(c, it, row[i]);
         }
         int end = min(it.n_rows, row0 + 16);
         warp_end = attn_pos(c, it, row0);

@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(EXPERT_THREADS) experts_kernel(expert_args a, 
             up = v;
             v = dot_output<T>(data, scale, a, code, row, m) + (b ? b[row] : 0);
         }
-        if (a.gate) v = act_value(v, a.act) * up;
+        if (a.gate) v = act_value(v, a.act) * act_up(up, a.act);
         if (threadIdx.x % 32 == 0) static_cast<float *>(a.y.p)[(size_t)m * (size_t)a.y.ld + (size_t)n] = v;
     }
 }

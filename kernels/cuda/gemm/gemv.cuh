@@ -94,7 +94,7 @@ __device__ inline void write_outputs(const packed_gemm &p, int unit, const float
         if constexpr (GATE && s.PER > 1) up = v[j ^ 1];
         int n = GATE ? unit * (R / 2) + r / 2 : unit * R + r;
         if (m >= p.M || n >= p.N || !s.writes() || (GATE && (r & 1))) continue;
-        p.y[(size_t)m * (size_t)p.ldy + (size_t)n] = GATE ? __fmul_rn(act_value(v[j], p.act), up) : v[j];
+        p.y[(size_t)m * (size_t)p.ldy + (size_t)n] = GATE ? __fmul_rn(act_value(v[j], p.act), act_up(up, p.act)) : v[j];
     }
 }
 

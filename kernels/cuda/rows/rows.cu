@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(ROW_THREADS) act_mul_kernel(struct mat out, st
     if (p.left <= 0) return;
     vec4 a = load4<VEC>(at4(gu, p), p.left), b = load4<VEC>(at4(gu, p) + out.cols, p.left);
 #pragma unroll
-    for (int k = 0; k < 4; k++) a.v[k] = act_value(a.v[k], act) * b.v[k];
+    for (int k = 0; k < 4; k++) a.v[k] = act_value(a.v[k], act) * act_up(b.v[k], act);
     store4<VEC>(at4(out, p), a, p.left);
 }
 

@@ -231,7 +231,8 @@ template <int M, int N, int DIM> __global__ void __launch_bounds__(TRAIN_THREADS
 #pragma unroll(WHOLE)
     for (int i = 0; i < ROWS; i++) {
         int r = t.row0 + ty() * ROWS + i;
-        inv[i] = 1 / sum[i];
+        float back = add_sink(c, h, &top[i], &sum[i]);
+        inv[i] = back / sum[i];
         if (tx() == 0 && r < t.n) *head_at(a.lse, t.start + r, h, 1) = top[i] * LN_2 + logf(sum[i]);
     }
     store_tile<M, DIM>(head_at(a.out, t.start, h, D), (size_t)a.out.ld, t.row0, t.n, D, acc, inv, false);
@@ -411,6 +412,7 @@ void gpu_attn_seq(struct dev *head, const struct attn_seq_args *a)
                             .head0 = a->head0,
                             .n_heads = a->n_heads,
                             .softcap = a->softcap});
+    c.sinks = a->sinks;
     if (a->both_sides) c.ahead = a->window ? a->window - 1 : a->qkv.rows;
     if (a->head_dim <= MMA_HEAD_MAX)
         head->bf16_x ? attn_seq_bf16(d, &c) : attn_seq_f32(d, &c);

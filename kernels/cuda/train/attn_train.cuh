@@ -17,11 +17,12 @@ namespace GPU_NAMESPACE {
 struct train_call {
     struct attn_back_args a; /* for attn_seq: out, lse, qkv and what follows */
     int head0, n_heads, kv0, n_kv;
-    int ahead;   /* attn_seq: positions behind its own that a query sees */
-    float cap;   /* softcap with log2(e); 0: none */
-    float by;    /* scale of scores, for base 2 with log2(e); with cap for the argument of tanh */
-    bool vec;    /* rows of qkv and dout may be read 16 bytes at a time */
-    float *sums; /* backward: per-row sums, see the kernels that write them */
+    int ahead;          /* attn_seq: positions behind its own that a query sees */
+    float cap;          /* softcap with log2(e); 0: none */
+    const float *sinks; /* attn_seq */
+    float by;           /* scale of scores, for base 2 with log2(e); with cap for the argument of tanh */
+    bool vec;           /* rows of qkv and dout may be read 16 bytes at a time */
+    float *sums;        /* backward: per-row sums, see the kernels that write them */
     /* For the tensor-core kernels alone. */
     uint4 *half; /* rounded heads, see round_kernel */
     float *part; /* dk and dv (2, n_heads, T, D) of heads that are not the first of a group; NULL: added in place */
@@ -108,6 +109,17 @@ __device__ inline float cap_slope(const train_call &c, float score)
 {
     float share = __fdividef(fmaxf(score, -c.cap), c.cap);
     return fmaf(-share, share, 1.0f);
+}
+
+/* Ends a row's online softmax: adds the head's sink to its largest score (base 2) and its sum.  @return the factor for
+ * what the row has summed. */
+__device__ inline float add_sink(const train_call &c, int h, float *top, float *sum)
+{
+    if (!c.sinks) return 1;
+    float sink = __fmul_rn(c.sinks[h], LOG2_E), high = fmaxf(sink, *top), back = exp2_fast(*top - high);
+    *sum = fmaf(*sum, back, exp2_fast(sink - high));
+    *top = high;
+    return back;
 }
 
 __device__ inline float *head_at(const struct mat &m, int row, int head, int dim)

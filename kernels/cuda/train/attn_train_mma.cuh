@@ -509,9 +509,10 @@ template <class FORM> struct walk_seq : walk<FORM> {
                 float &v = sum[m][i];
                 v += __shfl_xor_sync(FULL_WARP, v, 1);
                 v += __shfl_xor_sync(FULL_WARP, v, 2);
+                float back = add_sink(c, h, &top[m][i], &v);
                 int row = t.row0 + this->stay_row(m, 2 * i);
                 if (lane % 4 == 0 && row < t.n) *head_at(c.a.lse, t.start + row, h, 1) = top[m][i] * LN_2 + logf(v);
-                v = 1 / v;
+                v = back / v;
             }
         this->store(head_at(c.a.out, t.start, h, c.a.head_dim), (size_t)c.a.out.ld, acc, sum, false);
     }

@@ -274,8 +274,8 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         float value, slope = act_slope(gate.v[k], act, &value);
-        gate.v[k] = dy.v[k] * up.v[k] * slope;
-        up.v[k] = dy.v[k] * value;
+        gate.v[k] = dy.v[k] * act_up(up.v[k], act) * slope;
+        up.v[k] = dy.v[k] * value * act_up_slope(up.v[k], act);
     }
     store4<VEC>(at4(dgu, p), gate, p.left);
     store4<VEC>(at4(dgu, p) + F, up, p.left);

@@ -1,6 +1,6 @@
 /* Gradients do not depend on how they are computed: on threads, on what is recomputed, on how the gate cuts the ops
  * (bit for bit), or on which rows share a micro-batch (to 1e-5).  And all of it for layers as no family here has them:
- * norms after the branches, windows, two rope tables, softcaps and scales. */
+ * norms after the branches, windows, two rope tables, softcaps, sinks and scales. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -70,7 +70,7 @@ struct odd {
 };
 
 /* Norms after both branches, and before them in one kind of layer; a window and a rope table of its own in the other;
- * softcaps and scales, far from neutral.  Parallel layers keep their norms. */
+ * softcaps, sinks and scales, far from neutral.  Parallel layers keep their norms. */
 static struct odd make_odd(struct model *m, int order)
 {
     struct model_config *c = &m->c;
@@ -110,6 +110,7 @@ static void use_odd(const struct odd *o, const struct model_config *c, struct we
     for (int l = 0; o->post && l < c->layers; l++) {
         struct layer_weights *lw = &w->layer[l];
         bool bias = c->norm == NORM_LAYER;
+        lw->sinks = lend ? o->post : NULL; /* (H), of the same values */
         if (lw->post1_w && lw->post1_w != o->post) continue;
         lw->post1_w = lend ? o->post : NULL;
         lw->post2_w = lend ? o->post + C : NULL;

@@ -554,12 +554,9 @@ static const struct {
     {&attn_back_op, {.T = 140, .H = 2, .G = 2, .D = 16, .n_seqs = 2, .q_start = {0, 128, 140}, .window = 50}},
     {&attn_seq_op, {.T = 150, .H = 4, .G = 2, .D = 17, .n_seqs = 3, .q_start = {0, 5, 134, 150}, .softcap = 2}},
     {&attn_back_op, {.T = 150, .H = 4, .G = 2, .D = 17, .n_seqs = 3, .q_start = {0, 5, 134, 150}, .softcap = 2}},
-    {&attn_seq_op,
-     {.T = 150, .H = 4, .G = 2, .D = 17, .n_seqs = 3, .q_start = {0, 5, 134, 150}, .window = 20, .sinks = true}},
-    {&attn_back_op, {.T = 150, .H = 4, .G = 2, .D = 17, .n_seqs = 3, .q_start = {0, 5, 134, 150}, .sinks = true}},
     /* blocks enough without one for each head */
     {&attn_back_op, {.T = 40, .H = 6, .G = 3, .D = 8, .n_seqs = 7, .q_start = {0, 1, 9, 14, 20, 31, 36, 40}}},
-    {&attn_seq_op, {.T = 303, .H = 6, .G = 2, .D = 33, .n_seqs = 3, .q_start = {0, 170, 211, 303}}},
+    {&attn_seq_op, {.T = 303, .H = 6, .G = 2, .D = 33, .n_seqs = 3, .q_start = {0, 170, 211, 303}, .sinks = true}},
     {&attn_seq_op, {.T = 303, .H = 6, .G = 2, .D = 33, .n_seqs = 3, .q_start = {0, 170, 211, 303}, .both = true}},
     {&attn_seq_op,
      {.T = 303, .H = 4, .G = 4, .D = 16, .n_seqs = 2, .q_start = {0, 270, 303}, .window = 65, .both = true}},

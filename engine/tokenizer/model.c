@@ -216,6 +216,28 @@ static int unigram_read(struct unigram *m, const struct json_at *at, struct err 
     return rc;
 }
 
+static int wordlevel_read(struct wordlevel *m, const struct json_at *at, struct err *e)
+{
+    const char *unk;
+    struct json_at vocab = json_member(at, "vocab");
+    int rc = json_string_or(at, "unk_token", "<unk>", &unk, e);
+    if (!rc) rc = vocab_read(&m->vocab, &vocab, SPELLING_MAX, e);
+    if (!rc) m->unk = vocab_find(&m->vocab, unk, strlen(unk));
+    return rc;
+}
+
+static int wordlevel_encode(const struct wordlevel *m, struct bpe_run *run, const char *word, size_t n, struct err *e)
+{
+    int32_t id = vocab_find(&m->vocab, word, n);
+    if (id < 0) id = m->unk;
+    if (id < 0)
+        return err_set(e, ERR_INVALID, "the word \"%.*s\" is not in the vocabulary, which has no unk_token",
+                       (int)(n < 60 ? n : 60), word);
+    run->n = 0;
+    bpe_symbol_add(run, id, (uint32_t)n);
+    return 0;
+}
+
 int model_read(struct model *m, const struct json_at *at, struct err *e)
 {
     const char *type;
@@ -231,7 +253,12 @@ int model_read(struct model *m, const struct json_at *at, struct err *e)
         m->kind = MODEL_UNIGRAM;
         return unigram_read(&m->unigram, at, e);
     }
-    return json_fail(at, e, ERR_UNSUPPORTED, "type \"%.40s\": BPE, WordPiece and Unigram models are read", type);
+    if (!strcmp(type, "WordLevel")) {
+        m->kind = MODEL_WORDLEVEL;
+        return wordlevel_read(&m->wordlevel, at, e);
+    }
+    return json_fail(at, e, ERR_UNSUPPORTED, "type \"%.40s\": BPE, WordPiece, WordLevel and Unigram models are read",
+                     type);
 }
 
 void model_free(struct model *m)
@@ -240,6 +267,7 @@ void model_free(struct model *m)
     case MODEL_BPE: bpe_free(&m->bpe); break;
     case MODEL_WORDPIECE: wordpiece_free(&m->wordpiece); break;
     case MODEL_UNIGRAM: unigram_free(&m->unigram); break;
+    case MODEL_WORDLEVEL: vocab_free(&m->wordlevel.vocab); break;
     }
 }
 
@@ -248,6 +276,7 @@ const struct vocab *model_vocab(const struct model *m)
     switch (m->kind) {
     case MODEL_WORDPIECE: return &m->wordpiece.vocab;
     case MODEL_UNIGRAM: return &m->unigram.vocab;
+    case MODEL_WORDLEVEL: return &m->wordlevel.vocab;
     default: return &m->bpe.vocab;
     }
 }
@@ -257,6 +286,7 @@ int model_encode(const struct model *m, struct bpe_run *run, const char *word, s
     switch (m->kind) {
     case MODEL_WORDPIECE: wordpiece_encode(&m->wordpiece, run, word, n); return 0;
     case MODEL_UNIGRAM: return unigram_encode(&m->unigram, run, word, n, e);
+    case MODEL_WORDLEVEL: return wordlevel_encode(&m->wordlevel, run, word, n, e);
     default: bpe_encode(&m->bpe, run, word, n, byte_level); return 0;
     }
 }

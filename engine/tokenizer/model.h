@@ -7,7 +7,13 @@
 #include "engine/tokenizer/unigram.h"
 #include "engine/tokenizer/wordpiece.h"
 
-enum model_kind { MODEL_BPE, MODEL_WORDPIECE, MODEL_UNIGRAM };
+enum model_kind { MODEL_BPE, MODEL_WORDPIECE, MODEL_UNIGRAM, MODEL_WORDLEVEL };
+
+/* A word is a token, or unknown. */
+struct wordlevel {
+    struct vocab vocab;
+    int32_t unk; /* -1: an unknown word is an error, as in the reference */
+};
 
 struct model {
     enum model_kind kind;
@@ -15,6 +21,7 @@ struct model {
         struct bpe bpe;
         struct wordpiece wordpiece;
         struct unigram unigram;
+        struct wordlevel wordlevel;
     };
 };
 

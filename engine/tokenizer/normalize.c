@@ -2,6 +2,7 @@
 #include "engine/tokenizer/normalize.h"
 
 #include "engine/base/mem.h"
+#include "engine/tokenizer/bpe.h"
 #include "engine/tokenizer/unicode.h"
 
 #include <stdlib.h>
@@ -22,6 +23,9 @@ static const struct {
     {"Prepend", NORMALIZE_PREPEND},
     {"Replace", NORMALIZE_REPLACE},
     {"Precompiled", NORMALIZE_CHARSMAP},
+    {"StripAccents", NORMALIZE_DROP_MARKS},
+    {"Nmt", NORMALIZE_NMT},
+    {"ByteLevel", NORMALIZE_BYTE_LEVEL},
 };
 
 static int read_content(const struct json_at *at, const char *key, char **out, struct err *e)
@@ -203,25 +207,47 @@ static void normalize_strip(const struct normalizer_step *step, const struct tex
     text_copy(to, from, start, end);
 }
 
+enum fate { FATE_KEPT, FATE_DROPPED, FATE_SPACE };
+
+/* sentencepiece's nmt: the characters that its builder.cc lists. */
+static enum fate nmt_fate(uint32_t c)
+{
+    if ((c >= 1 && c <= 8) || c == 0xb || (c >= 0xe && c <= 0x1f) || c == 0x7f || c == 0x8f || c == 0x9f)
+        return FATE_DROPPED;
+    bool space = (c >= 9 && c <= 0xd) || c == 0x1680 || (c >= 0x200b && c <= 0x200f) || c == 0x2028 || c == 0x2029 ||
+                 c == 0x2581 || c == 0xfeff || c == 0xfffd;
+    return space ? FATE_SPACE : FATE_KEPT;
+}
+
 /* BERT_CLEAN: controls are dropped and white space becomes a space; tab and line ends are white space, the other
- * characters that are both are controls.  DROP_NONSPACING: marks are dropped. */
+ * characters that are both are controls. */
+static enum fate bert_fate(uint32_t c)
+{
+    if (c == 0xfffd || (unicode_is_other(c) && c != '\t' && c != '\n' && c != '\r')) return FATE_DROPPED;
+    return c != ' ' && unicode_is_space(c) ? FATE_SPACE : FATE_KEPT;
+}
+
+static enum fate fate_of(enum normalizer_kind kind, uint32_t c)
+{
+    switch (kind) {
+    case NORMALIZE_DROP_NONSPACING: return unicode_is_nonspacing(c) ? FATE_DROPPED : FATE_KEPT;
+    case NORMALIZE_DROP_MARKS: return unicode_is_mark(c) ? FATE_DROPPED : FATE_KEPT;
+    case NORMALIZE_NMT: return nmt_fate(c);
+    default: return bert_fate(c);
+    }
+}
+
 static void normalize_drop(enum normalizer_kind kind, const struct text *from, struct piece p, struct text *to)
 {
     size_t kept = p.start; /* from here on the bytes are kept, and not yet copied */
     for (size_t i = p.start, n; i < p.end && !to->full; i += n) {
         uint32_t c;
         n = utf8_get(from->s + i, &c);
-        bool space = false, drop;
-        if (kind == NORMALIZE_DROP_NONSPACING) {
-            drop = unicode_is_nonspacing(c);
-        } else {
-            drop = c == 0xfffd || (unicode_is_other(c) && c != '\t' && c != '\n' && c != '\r');
-            space = !drop && c != ' ' && unicode_is_space(c);
-        }
-        if (!drop && !space) continue;
+        enum fate fate = fate_of(kind, c);
+        if (fate == FATE_KEPT) continue;
         text_copy(to, from, kept, i);
         kept = i + n;
-        if (space) text_add(to, " ", 1, from->at[i]);
+        if (fate == FATE_SPACE) text_add(to, " ", 1, from->at[i]);
     }
     text_copy(to, from, kept, p.end);
 }
@@ -337,7 +363,13 @@ static int step_apply(const struct normalizer_step *step, struct regex_run *run,
         text_copy(to, from, p.start, p.end);
         break;
     case NORMALIZE_REPLACE: return normalize_replace(step, run, from, p, to, e);
+    case NORMALIZE_BYTE_LEVEL:
+        for (size_t i = p.start; i < p.end; i++)
+            text_add_char(to, byte_level_char((unsigned char)from->s[i]), from->at[i]);
+        break;
     case NORMALIZE_DROP_NONSPACING:
+    case NORMALIZE_DROP_MARKS:
+    case NORMALIZE_NMT:
     case NORMALIZE_BERT_CLEAN: normalize_drop(step->kind, from, p, to); break;
     case NORMALIZE_BERT_CJK: normalize_cjk(from, p, to); break;
     case NORMALIZE_CHARSMAP: normalize_map(step->map, from, p, to); break;

@@ -19,6 +19,9 @@ struct normalizer {
             NORMALIZE_PREPEND,
             NORMALIZE_REPLACE,
             NORMALIZE_DROP_NONSPACING, /* of BertNormalizer's strip_accents */
+            NORMALIZE_DROP_MARKS,      /* StripAccents */
+            NORMALIZE_NMT,             /* some controls are dropped, some characters become a space */
+            NORMALIZE_BYTE_LEVEL,      /* bytes to the characters that stand for them */
             NORMALIZE_BERT_CLEAN,      /* controls are dropped, white space becomes a space */
             NORMALIZE_BERT_CJK,        /* spaces around CJK ideographs */
             NORMALIZE_CHARSMAP,        /* Precompiled */

@@ -21,7 +21,8 @@ static const struct {
     {"ByteLevel", PRETOKENIZE_BYTE_LEVEL},  {"Split", PRETOKENIZE_SPLIT},
     {"Digits", PRETOKENIZE_DIGITS},         {"Punctuation", PRETOKENIZE_PUNCTUATION},
     {"Whitespace", PRETOKENIZE_WHITESPACE}, {"WhitespaceSplit", PRETOKENIZE_WHITESPACE_SPLIT},
-    {"Metaspace", PRETOKENIZE_METASPACE},
+    {"Metaspace", PRETOKENIZE_METASPACE},   {"CharDelimiterSplit", PRETOKENIZE_CHARACTER},
+    {"FixedLength", PRETOKENIZE_LENGTH},
 };
 
 static const char *const behaviors[] = {[SPLIT_REMOVED] = "Removed",
@@ -45,6 +46,16 @@ static int read_name(const struct json_at *at, const char *key, const char *cons
     return json_fail(&m, e, ERR_UNSUPPORTED, "\"%.40s\" is not known", s);
 }
 
+static int mark_read(const struct json_at *at, const char *key, const char *s, char mark[5], struct err *e)
+{
+    uint32_t c;
+    size_t n = *s ? utf8_get(s, &c) : 0;
+    struct json_at m = json_member(at, key);
+    if (!n || s[n]) return json_fail(&m, e, ERR_INVALID, "must be one character");
+    memcpy(mark, s, n + 1);
+    return 0;
+}
+
 int metaspace_read(const struct json_at *at, char mark[5], enum prepend_scheme *scheme, struct err *e)
 {
     const char *s;
@@ -54,13 +65,8 @@ int metaspace_read(const struct json_at *at, char mark[5], enum prepend_scheme *
     if (!rc) rc = json_bool_or(at, "add_prefix_space", true, &prefix, e);
     if (!rc) rc = read_name(at, "prepend_scheme", schemes, 3, prefix ? PREPEND_ALWAYS : PREPEND_NEVER, &which, e);
     if (rc) return rc;
-    uint32_t c;
-    size_t n = *s ? utf8_get(s, &c) : 0;
-    struct json_at m = json_member(at, "replacement");
-    if (!n || s[n]) return json_fail(&m, e, ERR_INVALID, "must be one character");
-    memcpy(mark, s, n + 1);
     *scheme = (enum prepend_scheme)which;
-    return 0;
+    return mark_read(at, "replacement", s, mark, e);
 }
 
 static int byte_level_read(struct pretokenizer_step *step, const struct json_at *at, struct err *e)
@@ -77,6 +83,8 @@ static int byte_level_read(struct pretokenizer_step *step, const struct json_at 
 static int step_read(struct pretokenizer_step *step, const struct json_at *at, struct err *e)
 {
     bool flag;
+    const char *s;
+    struct json_at length = json_member(at, "length");
     int rc = 0, behavior = SPLIT_ISOLATED;
     switch (step->kind) {
     case PRETOKENIZE_BYTE_LEVEL: return byte_level_read(step, at, e);
@@ -101,6 +109,16 @@ static int step_read(struct pretokenizer_step *step, const struct json_at *at, s
         behavior = SPLIT_WITH_NEXT;
         rc = json_bool_or(at, "split", true, &step->split, e);
         if (!rc) rc = metaspace_read(at, step->mark, &step->scheme, e);
+        break;
+    case PRETOKENIZE_CHARACTER:
+        behavior = SPLIT_REMOVED;
+        rc = json_string(at, "delimiter", &s, e);
+        if (!rc) rc = mark_read(at, "delimiter", s, step->mark, e);
+        break;
+    case PRETOKENIZE_LENGTH:
+        step->length = 5; /* the reference's default */
+        if (length.v) rc = json_integer(&length, INT32_MAX, &step->length, e);
+        if (!rc && step->length < 1) rc = json_fail(&length, e, ERR_INVALID, "must be at least 1");
         break;
     }
     step->behavior = (enum split_behavior)behavior;
@@ -236,6 +254,20 @@ static void cut_by_char(const struct pretokenizer_step *step, const struct text 
     if (done != p.end) cutter_add(x, done, p.end, false);
 }
 
+static void cut_by_length(const struct pretokenizer_step *step, const struct text *t, struct piece p, struct text *out)
+{
+    size_t start = p.start;
+    int32_t characters = 0;
+    uint32_t c;
+    for (size_t i = p.start; i < p.end;) {
+        i += utf8_get(t->s + i, &c);
+        if (++characters < step->length && i < p.end) continue;
+        text_piece(out, start, i, PIECE_OPEN);
+        start = i;
+        characters = 0;
+    }
+}
+
 /* Splits the open pieces of t in place; the list of spare is used as scratch. */
 static int cut(const struct pretokenizer_step *step, struct regex_run *run, struct text *t, struct text *spare,
                struct err *e)
@@ -249,7 +281,9 @@ static int cut(const struct pretokenizer_step *step, struct regex_run *run, stru
             continue;
         }
         struct cutter x = {.out = spare, .behavior = step->behavior, .invert = step->invert};
-        if (step->regex)
+        if (step->kind == PRETOKENIZE_LENGTH)
+            cut_by_length(step, t, p, spare);
+        else if (step->regex)
             rc = cut_by_regex(step->regex, run, t, p, &x, e);
         else
             cut_by_char(step, t, p, &x);

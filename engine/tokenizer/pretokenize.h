@@ -21,13 +21,16 @@ struct pretokenizer {
             PRETOKENIZE_WHITESPACE,
             PRETOKENIZE_WHITESPACE_SPLIT,
             PRETOKENIZE_METASPACE,
+            PRETOKENIZE_CHARACTER, /* CharDelimiterSplit */
+            PRETOKENIZE_LENGTH,    /* FixedLength */
         } kind;
         struct regex *regex; /* BYTE_LEVEL with use_regex, SPLIT, WHITESPACE */
         enum split_behavior behavior;
         bool invert;
         bool prefix_space; /* BYTE_LEVEL */
         bool split;        /* METASPACE */
-        char mark[5];      /* METASPACE: what stands for a space */
+        char mark[5];      /* METASPACE: what stands for a space; CHARACTER: the delimiter */
+        int32_t length;    /* LENGTH: characters of a piece */
         enum prepend_scheme scheme;
     } * steps;
     size_t n, cap;

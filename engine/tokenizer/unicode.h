@@ -10,6 +10,7 @@ bool unicode_is_punct(uint32_t c);   /* P*, and ASCII's symbols */
 
 bool unicode_is_other(uint32_t c);      /* Cc, Cf, Co of Unicode 8, as BertNormalizer knows them */
 bool unicode_is_nonspacing(uint32_t c); /* Mn, likewise */
+bool unicode_is_mark(uint32_t c);       /* Mn, Mc, Me of Unicode 9, as StripAccents knows them */
 
 /* Bytes of the extended grapheme cluster that s[0, n), n > 0, begins with. */
 size_t unicode_grapheme(const char *s, size_t n);

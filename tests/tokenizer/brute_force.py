@@ -29,7 +29,7 @@ PRETOKENIZERS = {
     'Whitespace': {'type': 'Whitespace'},
     'WhitespaceSplit': {'type': 'WhitespaceSplit'},
 }
-NORMALIZERS = {n: {'type': n} for n in ('NFC', 'NFD', 'NFKC', 'NFKD', 'Lowercase')}
+NORMALIZERS = {n: {'type': n} for n in ('NFC', 'NFD', 'NFKC', 'NFKD', 'Lowercase', 'StripAccents', 'Nmt', 'ByteLevel')}
 NORMALIZERS['Strip'] = {'type': 'Strip', 'strip_left': True, 'strip_right': True}
 
 

@@ -95,6 +95,14 @@ NMT_RULES = [('2122', '54 4D'), ('AD', ''), ('200B', '20'), ('FF21', '41'), ('61
              ('A0', '20'), ('D A', '20'), ('FDFA', '635 644 649 20 627'), ('20AC', '45 55 52')]
 
 
+def wordlevel():
+    t = Tokenizer(models.WordLevel(unk_token='[UNK]'))
+    t.normalizer = normalizers.Lowercase()
+    t.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    t.train_from_iterator(samples()[:2], trainers.WordLevelTrainer(vocab_size=600, show_progress=False, special_tokens=['[UNK]']))
+    return json.loads(t.to_str())
+
+
 def wordpiece(lowercase):
     t = Tokenizer(models.WordPiece(unk_token='[UNK]'))
     t.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
@@ -229,6 +237,17 @@ def variants():
         vocab_size=700, show_progress=False, special_tokens=['<unk>'], continuing_subword_prefix='##',
         end_of_word_suffix='</w>'))
     yield 'affixes', json.loads(t.to_str())
+
+    d = wordlevel()
+    d['normalizer'] = {'type': 'Sequence', 'normalizers': [{'type': 'Nmt'}, {'type': 'NFD'}, {'type': 'StripAccents'},
+                       {'type': 'Lowercase'}]}
+    d['pre_tokenizer'] = {'type': 'BertPreTokenizer'}
+    yield 'wordlevel', d
+    d = wordlevel()
+    d['normalizer'] = {'type': 'ByteLevel'}
+    d['pre_tokenizer'] = {'type': 'Sequence', 'pretokenizers': [{'type': 'CharDelimiterSplit', 'delimiter': 'Ġ'},
+                          {'type': 'FixedLength', 'length': 3}]}
+    yield 'wordlevel-bytes', d
 
     for name, lowercase in (('bert', True), ('bert-cased', False)):
         yield name, wordpiece(lowercase)

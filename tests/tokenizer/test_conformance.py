@@ -248,7 +248,11 @@ def test_refusals_name_the_place():
         'pre_tokenizer.pretokenizers[0].behavior: "Torn"')
     assert refusal(put(['decoder', 'type'], 'CTC')).startswith('decoder: ')
     assert refusal(put(['normalizer'], {'type': 'Precompiled'})).startswith('normalizer.precompiled_charsmap: missing')
-    assert refusal(put(['normalizer'], {'type': 'Nmt'})).startswith('normalizer: ')
+    assert refusal(put(['normalizer'], {'type': 'Nothing'})).startswith('normalizer: ')
+    step = ['pre_tokenizer', 'pretokenizers', 1]
+    assert 'UnicodeScripts' in refusal(put(step, {'type': 'UnicodeScripts'}))
+    assert '[1].delimiter: must be one character' in refusal(put(step, {'type': 'CharDelimiterSplit', 'delimiter': 'ab'}))
+    assert '[1].length: ' in refusal(put(step, {'type': 'FixedLength', 'length': 0}))
     assert refusal(put(['post_processor', 'processors', 1, 'single', 0, 'SpecialToken', 'id'], '<x>')).startswith(
         'post_processor.processors[1].single[0]: "<x>"')
 

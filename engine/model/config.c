@@ -52,6 +52,10 @@ static void read_act(struct fields *f, const struct model_config *c, enum act_ki
     };
     const char *field = c->family->field.act, *name = get_text(f, field);
     if (f->rc) return;
+    if (c->family->layer.clamped) {
+        *act = ACT_SWIGLU_CLAMPED;
+        return;
+    }
     if (!name) name = c->family->otherwise.act;
     for (size_t i = 0; i < sizeof acts / sizeof *acts; i++)
         if (strcmp(name, acts[i].name) == 0) {
@@ -211,7 +215,11 @@ static void read_number(struct fields *f, const struct family_number *n, struct 
     if (null) v = 0;
     get_real(f, n->name, 1e-6, 1e6, &v);
     if (f->rc || v == 0) return;
+    if (n->use == NUMBER_FIXED && v != n->otherwise)
+        f->rc =
+            err_set(f->e, ERR_UNSUPPORTED, "%s: %s %g is not supported, only %g", f->file, n->name, v, n->otherwise);
     switch (n->use) {
+    case NUMBER_FIXED: break;
     case NUMBER_ATTN_SOFTCAP: b->softcap = (float)v; break;
     case NUMBER_ATTN_SCALE: b->scale = (float)v; break;
     case NUMBER_QUERY_SCALAR: b->scale = (float)(1 / sqrt(v)); break;
@@ -345,6 +353,7 @@ static void read_experts(struct fields *f, struct model_config *c)
     int shared = m->shared ? m->otherwise.shared : 0, step = 1, widest = 0;
     get_int(f, m->count_too, 0, EXPERTS_MAX, &x.count);
     get_int(f, m->count, 0, EXPERTS_MAX, &x.count);
+    get_int(f, m->chosen_too, 1, EXPERTS_CHOSEN_MAX, &x.chosen);
     get_int(f, m->chosen, 1, EXPERTS_CHOSEN_MAX, &x.chosen);
     get_int(f, m->inter, 1, MAX_WIDTH, &x.inter);
     get_int(f, m->shared, 1, MAX_WIDTH, &shared);

@@ -233,6 +233,7 @@ void config_read_rope(struct fields *f, struct model_config *c)
     } else if (!rule) {
         rule = object(f, name = "rope_parameters");
     }
+    if (m->scaled && !rule) need(f, name);
     refuse_types(f, name, rule);
     if (full_rule && !f->rc) read_rule(f, full_rule, true, &all);
     if (rule && !f->rc) read_rule(f, rule, false, &all); /* overrides the other, as in transformers */

@@ -53,13 +53,14 @@ void experts_forward(struct dev *d, const struct experts_work *w, const struct l
     struct mat ff = mat_f32(w->ff.p, rows, b->inter);
     const struct weight *const *up = (const struct weight *const *)l->w->expert_up;
     const struct weight *const *down = (const struct weight *const *)l->w->expert_down;
+    const float *up_b = l->w->expert_up_b;
 
-    op_linear(d, (struct linear_args){router, h, l->w->router, NULL, 0});
+    op_linear(d, (struct linear_args){router, h, l->w->router, l->w->router_b, 0});
     logits.cols = b->count;
     op_route(d, (struct route_args){logits, weight, w->expert, w->place, w->token, w->start, b->normalise});
     op_rows(d, (struct rows_args){x, h, w->token});
-    op_experts_gate_up(d, (struct experts_gate_up_args){ff, x, up, NULL, w->start, b->count, l->b->act, w->up});
-    op_experts_linear(d, (struct experts_linear_args){x, ff, down, NULL, w->start, b->count});
+    op_experts_gate_up(d, (struct experts_gate_up_args){ff, x, up, up_b, w->start, b->count, l->b->act, w->up});
+    op_experts_linear(d, (struct experts_linear_args){x, ff, down, l->w->expert_down_b, w->start, b->count});
     struct combine_args sum = {.y = y, .x = x, .weight = weight, .place = w->place, .k = b->chosen};
     if (shared) sum.shared = y;
     if (shared && b->gate) {

@@ -53,6 +53,7 @@ enum family_number_use {
     NUMBER_LOGIT_SOFTCAP,
     NUMBER_LOGIT_SCALE,
     NUMBER_LOGIT_DIVISOR,
+    NUMBER_FIXED, /* only the default is supported */
 };
 enum { FAMILY_NUMBERS = 4 };
 struct family_number {
@@ -82,8 +83,8 @@ struct family_window {
 
 /* Names of the fields of experts and their defaults; count NULL: the family has none. */
 struct family_experts {
-    const char *count, *count_too; /* either name */
-    const char *chosen;
+    const char *count, *count_too;   /* either name */
+    const char *chosen, *chosen_too; /* either name */
     const char *inter;     /* width of an expert; NULL: the family's field `inter`, and every layer has experts */
     const char *shared;    /* width of an expert that every token goes through, with a gate; NULL: none */
     const char *normalise; /* NULL: the weights of the chosen sum to 1 */
@@ -106,6 +107,7 @@ struct family_rope {
     double theta;                            /* default */
     const char *theta_field, *partial_field; /* NULL: rope_theta, partial_rotary_factor */
     bool longrope_only;                      /* the only scaling, also called su and yarn */
+    bool scaled;                             /* the default is scaled: the file must have a rule */
     int old_len; /* default of original_max_position_embeddings; 0: the rule's, or the model's positions */
     /* Layers with a window have a rule of their own: the field of its theta (NULL: none), and the default.  Then
      * rope_scaling applies to layers without a window, and rope_parameters has an object for each layer type. */
@@ -118,7 +120,8 @@ struct family_rope {
 struct family_layer {
     enum norm_kind norm;
     bool qkv_bias, o_bias, mlp_bias;
-    bool gated; /* act(gate) * up, else act(fc1) */
+    bool gated;   /* act(gate) * up, else act(fc1) */
+    bool clamped; /* ACT_SWIGLU_CLAMPED, whatever the file says */
     enum block_qk_norm qk_norm;
     enum block_norms norms;
     enum block_norms parallel; /* for SWITCH_PARALLEL */

@@ -70,8 +70,7 @@ static void fifth_bits(const uint8_t *high, uint8_t *code)
     for (int i = 0; i < 32; i++) code[i] |= (uint8_t)((high[i / 8] >> i % 8 & 1) << 4);
 }
 
-/* 2^(e - 127) / 2, subnormal for the two smallest. */
-static float half_exponent(uint8_t e)
+float mxfp4_scale(uint8_t e)
 {
     uint32_t bits = e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23;
     float f;
@@ -82,7 +81,7 @@ static float half_exponent(uint8_t e)
 static void decode_32(enum ggml_type t, const uint8_t *b, struct block_row o)
 {
     if (t == GGML_MXFP4) {
-        *o.super_scale = half_exponent(*b);
+        *o.super_scale = mxfp4_scale(*b);
         nibbles(b + 1, 16, o.code);
         return;
     }

@@ -25,6 +25,9 @@ struct block_layout {
 /* NULL: no quantised type.  The result stays. */
 const struct block_layout *gguf_block_layout(enum ggml_type);
 
+/* The scale of MXFP4's byte e for doubled values: 2^(e - 127) / 2, subnormal for the two smallest. */
+float mxfp4_scale(uint8_t e);
+
 /* Where the parts of one row go; NULL for those that the layout does not have. */
 struct block_row {
     uint8_t *code;      /* [cols] */

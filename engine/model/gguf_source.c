@@ -3,6 +3,7 @@
 #include "engine/base/mem.h"
 #include "engine/files/gguf_model.h"
 #include "engine/files/model_file.h"
+#include "engine/model/fused_experts.h"
 #include "engine/model/gguf_names.h"
 #include "engine/model/safetensors.h"
 #include "engine/model/tensors.h"
@@ -235,10 +236,16 @@ struct tensor_source *gguf_source(struct gguf *file, struct err *e)
     return NULL;
 }
 
-struct tensor_source *model_source_open(const char *model, struct err *e)
+static struct tensor_source *open_dir(const char *model, const struct model_config *c, struct err *e)
+{
+    struct tensor_source *s = safetensors_open_dir(model, e);
+    return s ? fused_experts_source(s, c, e) : NULL;
+}
+
+struct tensor_source *model_source_open(const char *model, const struct model_config *c, struct err *e)
 {
     char *path = model_file_gguf(model);
-    if (!path) return safetensors_open_dir(model, e);
+    if (!path) return open_dir(model, c, e);
     struct gguf *g = gguf_open(path, e);
     struct tensor_source *s = g ? gguf_source(g, e) : NULL;
     if (g && !s) err_prefix(e, "%.200s", path);

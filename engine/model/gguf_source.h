@@ -6,12 +6,13 @@
 #define TANDEM_ENGINE_MODEL_GGUF_SOURCE_H
 
 #include "engine/files/gguf.h"
+#include "engine/model/config.h"
 #include "engine/model/tensor_source.h"
 
 /* The source closes the file, also after an error. */
 struct tensor_source *gguf_source(struct gguf *, struct err *e);
 
-/* The weights of a model as --model names it: its safetensors, or its GGUF file. */
-struct tensor_source *model_source_open(const char *model, struct err *e);
+/* The weights of a model as --model names it: its safetensors, or its GGUF file; experts one by one. */
+struct tensor_source *model_source_open(const char *model, const struct model_config *, struct err *e);
 
 #endif

@@ -114,6 +114,15 @@ static int fp8(const cJSON *q, struct quant_config *c, struct err *e)
     return 0;
 }
 
+/* What is quantised shows in the tensors' names. */
+static int mxfp4(const cJSON *q, struct quant_config *c, struct err *e)
+{
+    (void)q;
+    (void)c;
+    (void)e;
+    return 0;
+}
+
 static int tandem(const cJSON *q, struct quant_config *c, struct err *e)
 {
     const char *type = text(q, "type");
@@ -136,6 +145,7 @@ static const struct {
     {"fp8", QUANT_FP8, fp8},
     {"fbgemm_fp8", QUANT_FP8, fp8},
     {"modelopt", QUANT_FP8, fp8},
+    {"mxfp4", QUANT_MXFP4, mxfp4},
 };
 
 int quant_config_parse(const cJSON *q, struct quant_config *c, struct err *e)
@@ -153,7 +163,8 @@ int quant_config_parse(const cJSON *q, struct quant_config *c, struct err *e)
         return methods[i].parse(q, c, e);
     }
     return err_set(e, ERR_UNSUPPORTED,
-                   WHERE ": quant_method \"%.40s\" is not one of tandem, bitsandbytes, gptq, awq, auto-round, "
-                         "compressed-tensors, fp8, fbgemm_fp8, modelopt; use the unquantised model and --quantize",
+                   WHERE
+                   ": quant_method \"%.40s\" is not one of tandem, bitsandbytes, gptq, awq, auto-round, "
+                   "compressed-tensors, fp8, fbgemm_fp8, modelopt, mxfp4; use the unquantised model and --quantize",
                    method);
 }

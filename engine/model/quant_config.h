@@ -17,6 +17,7 @@ enum quant_method {
     QUANT_AWQ,
     QUANT_COMPRESSED, /* compressed-tensors */
     QUANT_FP8,        /* fp8 and fbgemm_fp8 of transformers, FP8 of modelopt */
+    QUANT_MXFP4,      /* of fused experts (fused_experts.h) */
 };
 
 struct quant_config {

@@ -282,7 +282,7 @@ int quantize_model(const char *dir, const char *out, const struct quantize_optio
     if (!rc) rc = model_config_generates(&c, e);
     if (rc) return rc;
     if (c.quant.name[0]) return err_set(e, ERR_INVALID, "%s is quantised to %s already", dir, c.quant.name);
-    struct tensor_source *in = model_source_open(dir, e);
+    struct tensor_source *in = model_source_open(dir, &c, e);
     if (!in) return e->code;
     struct dev *d = dev_open(&(struct dev_config){.name = "cpu"}, why);
     struct output o = {.in = in, .c = &c, .options = options, .how = {.type = (int)t}, .d = packed ? d : NULL, .e = e};

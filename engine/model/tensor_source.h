@@ -40,6 +40,7 @@ struct tensor_form {
     int pairs;          /* > 0: rows of this many heads, stored as llama.cpp rotates them (weights_gguf.h) */
     int thirds;         /* > 0: q, k and v of this many heads in turn, where the family has them by head */
     bool outputs_first; /* stored [outputs][inputs] also where the family transposes */
+    const struct expert_slice *slice; /* not NULL: of a tensor of all experts (fused_experts.h); the rest is not used */
 };
 
 struct tensor {

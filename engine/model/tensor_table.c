@@ -151,6 +151,17 @@ static const struct tensor_row qwen_moe_rows[] = {
     LLAMA_MODEL,
 };
 
+/* files have the experts fused, which are read as experts one by one (fused_experts.h) */
+static const struct tensor_row gpt_oss_rows[] = {
+    LLAMA_ATTENTION,
+    {"self_attn.sinks", PART_SINKS, TENSOR_ALWAYS, TENSOR_NEVER, TENSOR_BARE_END},
+    {"mlp.router", PART_ROUTER, TENSOR_IF_EXPERTS, TENSOR_IF_EXPERTS},
+    {"mlp.experts.%d.gate_proj", PART_EXPERT_GATE, TENSOR_IF_EXPERTS, TENSOR_IF_EXPERTS},
+    {"mlp.experts.%d.up_proj", PART_EXPERT_UP, TENSOR_IF_EXPERTS, TENSOR_IF_EXPERTS},
+    {"mlp.experts.%d.down_proj", PART_EXPERT_DOWN, TENSOR_IF_EXPERTS, TENSOR_IF_EXPERTS},
+    LLAMA_MODEL,
+};
+
 /* norms before and after attention and feed-forward, all stored as w for 1 + w */
 #define GEMMA_NORMS                                                                                                    \
     {"input_layernorm", PART_NORM1, TENSOR_ALWAYS, TENSOR_NEVER, TENSOR_MINUS_ONE},                                    \
@@ -219,8 +230,10 @@ static const struct tensor_row modernbert_rows[] = {
 const struct tensor_table bert_tensors = {{"bert.", ""}, "encoder.layer", bert_rows};
 const struct tensor_table roberta_tensors = {{"roberta.", ""}, "encoder.layer", bert_rows};
 const struct tensor_table modernbert_tensors = {{"model.", ""}, "layers", modernbert_rows};
-const struct tensor_table mixtral_tensors = {{"model.", ""}, "layers", mixtral_rows};
 const struct tensor_table qwen_moe_tensors = {{"model.", ""}, "layers", qwen_moe_rows};
+const struct tensor_table mixtral_tensors = {{"model.", ""}, "layers", mixtral_rows, .renamed = &qwen_moe_tensors};
+const struct tensor_table gpt_oss_tensors = {
+    {"model.", ""}, "layers", gpt_oss_rows, .fused = FUSED_TRANSPOSED | FUSED_INTERLEAVED};
 const struct tensor_table llama_tensors = {{"model.", ""}, "layers", llama_rows};
 const struct tensor_table phi_tensors = {{"model.", ""}, "layers", phi_rows};
 const struct tensor_table phi3_tensors = {{"model.", ""}, "layers", phi3_rows};

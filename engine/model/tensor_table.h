@@ -15,6 +15,7 @@ enum tensor_part {
     PART_POST2,  /* (C) after the feed-forward, before it is added */
     PART_Q_NORM, /* (D), or (H D): block.qk_norm */
     PART_K_NORM, /* (D), or (G D) */
+    PART_SINKS,  /* (H) attn_args.sinks */
     /* of every layer: matrices (outputs, inputs).  Those of one GEMM are stacked in the order of the table's rows */
     PART_QKV,     /* ((H + 2G) D, C): q, k and v in one tensor */
     PART_Q,       /* (H D, C) */
@@ -65,6 +66,7 @@ enum tensor_flags {
     TENSOR_NOT_FIRST = 64, /* the first layer has none */
     TENSOR_BY_HEAD = 32,   /* PART_QKV whose rows are q, k and v of the first head, then of the next (H == G) */
     TENSOR_PEFT = 16,      /* in PEFT's default target_modules (peft/utils/constants.py) */
+    TENSOR_BARE_END = 128, /* a vector whose name ends with the module's: no ".weight" */
 };
 
 struct tensor_row {
@@ -78,15 +80,26 @@ struct tensor_row {
 /* The order of the rows is the order of parameters in optimizer checkpoints and of random draws at initialisation: a
  * new row must not change the relative order of the others. */
 enum { TENSOR_PREFIXES = 4 };
+
+/* How files have the experts of a layer where they are not stored one by one: in two tensors, X.experts.gate_up_proj
+ * [E, 2F, C], gate first, and X.experts.down_proj [E, C, F].  Bits that may be combined. */
+enum fused_experts {
+    FUSED_TRANSPOSED = 1,  /* floats are [E, C, 2F] and [E, F, C] */
+    FUSED_INTERLEAVED = 2, /* of the 2F outputs the even ones are the gate's */
+};
+
 struct tensor_table {
     const char *prefix[TENSOR_PREFIXES]; /* possible prefixes of names, "" included; transformers' own first */
     const char *layers;                  /* "layers": the modules of layer 3 have the prefix "layers.3." */
     const struct tensor_row *row;        /* ends at the first without a module */
+    /* the same parts under the names that transformers 5 gives them in memory, and some files have; NULL: no others */
+    const struct tensor_table *renamed;
+    unsigned fused; /* of enum fused_experts */
 };
 
 extern const struct tensor_table llama_tensors, gpt2_tensors, phi_tensors, gemma2_tensors, gemma3_tensors, phi3_tensors,
     olmo2_tensors, stablelm_tensors, gpt_neox_tensors;
-extern const struct tensor_table mixtral_tensors, qwen_moe_tensors;
+extern const struct tensor_table mixtral_tensors, qwen_moe_tensors, gpt_oss_tensors;
 extern const struct tensor_table bert_tensors, roberta_tensors, modernbert_tensors;
 
 #endif

@@ -13,6 +13,7 @@
 enum size {
     SIZE_1,
     SIZE_C,
+    SIZE_H,
     SIZE_Q_NORM,
     SIZE_K_NORM,
     SIZE_Q,
@@ -47,6 +48,7 @@ static const struct part {
     [PART_POST2] = {LAYER_VECTOR, SIZE_1, SIZE_C, 0, LAYER(post2_w), LAYER(post2_b)},
     [PART_Q_NORM] = {LAYER_VECTOR, SIZE_1, SIZE_Q_NORM, 0, LAYER(q_norm), NO_BIAS},
     [PART_K_NORM] = {LAYER_VECTOR, SIZE_1, SIZE_K_NORM, 0, LAYER(k_norm), NO_BIAS},
+    [PART_SINKS] = {LAYER_VECTOR, SIZE_1, SIZE_H, 0, LAYER(sinks), NO_BIAS},
     [PART_QKV] = {LAYER_MATRIX, SIZE_QKV, SIZE_C, GEMM_QKV, 0, LAYER(qkv_b)},
     [PART_Q] = {LAYER_MATRIX, SIZE_Q, SIZE_C, GEMM_QKV, 0, LAYER(qkv_b)},
     [PART_K] = {LAYER_MATRIX, SIZE_KV, SIZE_C, GEMM_QKV, 0, LAYER(qkv_b)},
@@ -56,11 +58,11 @@ static const struct part {
     [PART_UP] = {LAYER_MATRIX, SIZE_F, SIZE_C, GEMM_UP, 0, LAYER(up_b)},
     [PART_GATE_UP] = {LAYER_MATRIX, SIZE_2F, SIZE_C, GEMM_UP, 0, LAYER(up_b)},
     [PART_DOWN] = {LAYER_MATRIX, SIZE_C, SIZE_F, GEMM_DOWN, 0, LAYER(down_b)},
-    [PART_ROUTER] = {EXPERT_MATRIX, SIZE_E, SIZE_C, EXPERT_ROUTER, 0, NO_BIAS},
+    [PART_ROUTER] = {EXPERT_MATRIX, SIZE_E, SIZE_C, EXPERT_ROUTER, 0, LAYER(router_b)},
     [PART_SHARED_GATE] = {EXPERT_MATRIX, SIZE_1, SIZE_C, EXPERT_ROUTER, 0, NO_BIAS},
-    [PART_EXPERT_GATE] = {EXPERT_MATRIX, SIZE_FE, SIZE_C, EXPERT_UP, 0, NO_BIAS},
-    [PART_EXPERT_UP] = {EXPERT_MATRIX, SIZE_FE, SIZE_C, EXPERT_UP, 0, NO_BIAS},
-    [PART_EXPERT_DOWN] = {EXPERT_MATRIX, SIZE_C, SIZE_FE, EXPERT_DOWN, 0, NO_BIAS},
+    [PART_EXPERT_GATE] = {EXPERT_MATRIX, SIZE_FE, SIZE_C, EXPERT_UP, 0, LAYER(expert_up_b)},
+    [PART_EXPERT_UP] = {EXPERT_MATRIX, SIZE_FE, SIZE_C, EXPERT_UP, 0, LAYER(expert_up_b)},
+    [PART_EXPERT_DOWN] = {EXPERT_MATRIX, SIZE_C, SIZE_FE, EXPERT_DOWN, 0, LAYER(expert_down_b)},
     [PART_NORM] = {MODEL_VECTOR, SIZE_1, SIZE_C, 0, MODEL(norm_w), MODEL(norm_b)},
     [PART_EMBED] = {MODEL_MATRIX, SIZE_V, SIZE_C, 0, 0, NO_BIAS},
     [PART_HEAD] = {MODEL_MATRIX, SIZE_V, SIZE_C, 0, 0, MODEL(head_b)},
@@ -77,6 +79,7 @@ static int size_of(const struct model_config *c, int layer, enum size s)
     switch (s) {
     case SIZE_1: return 1;
     case SIZE_C: return c->hidden;
+    case SIZE_H: return c->heads;
     case SIZE_Q_NORM: return model_block(c, 0)->qk_norm == QK_NORM_WHOLE ? q : c->head_dim;
     case SIZE_K_NORM: return model_block(c, 0)->qk_norm == QK_NORM_WHOLE ? kv : c->head_dim;
     case SIZE_Q: return q;
@@ -138,6 +141,20 @@ static bool stored(const struct tensors *t, const char *name)
 static void name_with(const struct tensors *t, const struct tensor_row *r, int layer, const char *suffix,
                       char out[TENSOR_NAME_MAX]);
 
+/* A row of an expert's module, with the expert's number in the place of %d. */
+struct expert_row {
+    struct tensor_row row; /* its module is the one below */
+    char module[TENSOR_MODULE_MAX];
+};
+
+static const struct tensor_row *expert_row(struct expert_row *x, const struct tensor_row *r, int expert)
+{
+    tensors_expert_module(r->module, expert, x->module);
+    x->row = *r;
+    x->row.module = x->module;
+    return &x->row;
+}
+
 /* The first BERT checkpoints call the weight and the bias of a norm gamma and beta. */
 static void name_of(const struct tensors *t, const struct tensor_row *r, int layer, const char *suffix,
                     char out[TENSOR_NAME_MAX])
@@ -153,6 +170,7 @@ static void name_with(const struct tensors *t, const struct tensor_row *r, int l
                       char out[TENSOR_NAME_MAX])
 {
     const char *prefix = r->flags & TENSOR_BARE ? "" : t->prefix;
+    if (r->flags & TENSOR_BARE_END) suffix = "";
     if (layer >= 0)
         snprintf(out, TENSOR_NAME_MAX, "%s%s.%d.%s%s", prefix, table_of(t->c)->layers, layer, r->module, suffix);
     else
@@ -169,18 +187,39 @@ static const struct tensor_row *norm_row(const struct model_config *c)
 }
 
 /* The source's prefix is the one with which it has that norm. */
+static const char *prefix_of(const struct tensors *t)
+{
+    const struct tensor_row *norm = norm_row(t->c);
+    for (int i = 0; t->source && i < TENSOR_PREFIXES && t->table->prefix[i]; i++) {
+        char name[TENSOR_NAME_MAX];
+        struct tensors other = *t;
+        other.prefix = t->table->prefix[i];
+        name_of(&other, norm, -1, weight, name);
+        if (tensor_source_find(t->source, name)) return other.prefix;
+    }
+    return t->prefix;
+}
+
+/* Whether the source has the first layer's router under the name that the table has for it. */
+static bool has_router(const struct tensors *t)
+{
+    char name[TENSOR_NAME_MAX];
+    for (const struct tensor_row *r = t->table->row; r->module; r++) {
+        if (r->part != PART_ROUTER) continue;
+        name_of(t, r, 0, weight, name);
+        return stored(t, name);
+    }
+    return false;
+}
+
 struct tensors tensors_of(const struct model_config *c, const struct tensor_source *source)
 {
     const struct tensor_table *table = table_of(c);
-    const struct tensor_row *norm = norm_row(c);
-    struct tensors t = {c, source, table->prefix[0]};
-    for (int i = 0; source && i < TENSOR_PREFIXES && table->prefix[i]; i++) {
-        char name[TENSOR_NAME_MAX];
-        struct tensors other = {c, source, table->prefix[i]};
-        name_of(&other, norm, -1, weight, name);
-        if (tensor_source_find(source, name)) return other;
-    }
-    return t;
+    struct tensors t = {c, source, table->prefix[0], table};
+    t.prefix = prefix_of(&t);
+    struct tensors renamed = t;
+    renamed.table = table->renamed;
+    return table->renamed && has_router(&renamed) ? renamed : t;
 }
 
 bool tensors_have_head(const struct model_config *c)
@@ -288,29 +327,20 @@ void tensors_expert_module(const char *module, int expert, char out[TENSOR_MODUL
     CHECK(n > 0 && n < TENSOR_MODULE_MAX);
 }
 
-static void expert_name(const struct tensors *t, const struct tensor_row *r, int layer, int expert,
-                        char out[TENSOR_NAME_MAX])
-{
-    char module[TENSOR_MODULE_MAX];
-    struct tensor_row named = *r;
-    tensors_expert_module(r->module, expert, module);
-    named.module = module;
-    name_of(t, &named, layer, weight, out);
-}
-
 static void expert_stack(const struct tensors *t, struct expert_stack x, struct stack *s)
 {
     static const char *const names[] = {"router", "up", "down"};
     const struct model_config *c = t->c;
     *s = (struct stack){.gemm = -1, .gate_up = x.gemm == EXPERT_UP, .floats = x.gemm == EXPERT_ROUTER};
     snprintf(s->name, sizeof s->name, "packed.layers.%d.experts.%d.%s", x.layer, x.expert, names[x.gemm]);
-    for (const struct tensor_row *r = table_of(c)->row; r->module; r++) {
+    for (const struct tensor_row *r = t->table->row; r->module; r++) {
         const struct part *p = &parts[r->part];
+        struct expert_row of_expert;
         if (p->kind != EXPERT_MATRIX || p->gemm != (int)x.gemm || !present(c, x.layer, r->weight)) continue;
         CHECK(s->n < STACK_MAX);
         struct matrix_slot *m = &s->part[s->n++];
         *m = (struct matrix_slot){.rows = size_of(c, x.layer, p->rows), .cols = size_of(c, x.layer, p->cols)};
-        expert_name(t, r, x.layer, x.expert, m->name);
+        name_of(t, expert_row(&of_expert, r, x.expert), x.layer, weight, m->name);
         s->rows += m->rows;
         s->cols = m->cols;
     }
@@ -372,30 +402,45 @@ static void add_vector(struct vectors *v, const struct tensor_row *r, int layer,
     v->n++;
     if (!o) return;
     CHECK(!is_bias || p->bias != NO_BIAS);
-    bool matrix = p->kind == LAYER_MATRIX || p->kind == MODEL_MATRIX;
+    bool matrix = p->kind == LAYER_MATRIX || p->kind == EXPERT_MATRIX || p->kind == MODEL_MATRIX;
     *o = (struct vector_slot){.layer = layer,
                               .field = is_bias ? p->bias : p->weight,
                               .rows = matrix || is_bias ? 1 : size_of(c, layer, p->rows),
                               .cols = size_of(c, layer, matrix ? p->rows : p->cols),
                               .by_head = r->flags & TENSOR_BY_HEAD ? c->heads : 0,
                               .table = r->part == PART_POS || r->part == PART_TYPES,
-                              .norm = !is_bias && r->part != PART_POS && r->part != PART_TYPES,
+                              .norm = !is_bias && r->part != PART_POS && r->part != PART_TYPES && r->part != PART_SINKS,
                               .minus_one = !is_bias && r->flags & TENSOR_MINUS_ONE};
     if (before && before->layer == layer && before->field == o->field) o->at = before->at + before->cols;
     name_of(v->t, r, layer, is_bias ? bias : weight, o->name);
 }
 
+/* The biases of the layer's experts, of one GEMM: those of an expert beside each other. */
+static void add_expert_biases(struct vectors *v, int layer, enum expert_gemm gemm)
+{
+    const struct model_config *c = v->t->c;
+    struct expert_row x;
+    for (int expert = 0; expert < model_block(c, layer)->experts.count; expert++)
+        for (const struct tensor_row *r = v->t->table->row; r->module; r++)
+            if (parts[r->part].kind == EXPERT_MATRIX && parts[r->part].gemm == (int)gemm && present(c, layer, r->bias))
+                add_vector(v, expert_row(&x, r, expert), layer, true);
+}
+
 static void add_vectors(struct vectors *v, int layer)
 {
     const struct model_config *c = v->t->c;
-    for (const struct tensor_row *r = table_of(c)->row; r->module; r++) {
+    for (const struct tensor_row *r = v->t->table->row; r->module; r++) {
         enum kind kind = parts[r->part].kind;
         bool of_layer = kind == LAYER_VECTOR || kind == LAYER_MATRIX || kind == EXPERT_MATRIX,
              vector = kind == LAYER_VECTOR || kind == MODEL_VECTOR;
+        if (kind == EXPERT_MATRIX && parts[r->part].gemm != EXPERT_ROUTER) continue;
         if (of_layer != (layer >= 0) || (layer == 0 && r->flags & TENSOR_NOT_FIRST)) continue;
         if (vector && present(c, layer, r->weight)) add_vector(v, r, layer, false);
         if (present(c, layer, r->bias)) add_vector(v, r, layer, true);
     }
+    if (layer < 0) return;
+    add_expert_biases(v, layer, EXPERT_UP);
+    add_expert_biases(v, layer, EXPERT_DOWN);
 }
 
 int tensors_vectors(const struct tensors *t, struct vector_slot *out)

@@ -12,11 +12,12 @@
 
 enum { TENSOR_NAME_MAX = 128, TENSOR_MODULE_MAX = 64, STACK_MAX = 3 };
 
-/* Borrows all three. */
+/* Borrows all. */
 struct tensors {
     const struct model_config *c;
     const struct tensor_source *source; /* NULL: transformers' own names, not those of a file */
     const char *prefix;                 /* the table's prefix that the source uses */
+    const struct tensor_table *table;   /* the family's, or its `renamed`, by the names that the source has */
 };
 
 struct tensors tensors_of(const struct model_config *, const struct tensor_source *);

@@ -256,7 +256,7 @@ int weights_load(struct weights *w, struct dev *d, const struct model_config *c,
     struct quantize_how how = quantize ? *quantize : (struct quantize_how){.type = DT_NONE};
     if (c->quant.name[0] && how.type != DT_NONE && strcmp(c->quant.name, dtype_name((enum dtype)how.type)))
         return err_set(e, ERR_INVALID, "%s is quantised to %s already; leave --quantize out", dir, c->quant.name);
-    if (!(w->file = model_source_open(dir, e))) return e->code;
+    if (!(w->file = model_source_open(dir, c, e))) return e->code;
     w->layer = mem_array((size_t)c->layers, sizeof *w->layer);
     if (c->quant.name[0]) how.type = DT_NONE; /* a quantised directory keeps matrices as floats on purpose */
     struct loader l = {tensors_of(c, w->file), w, d, how, false, threads, e};

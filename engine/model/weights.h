@@ -29,7 +29,9 @@ struct layer_weights {
     float *up_b, *down_b;
     /* with experts: up and down are the shared expert's, or NULL */
     struct weight *router;                    /* (E, C), stacked on it the gate of the shared expert (1, C) */
+    float *router_b;                          /* (E) */
     struct weight **expert_up, **expert_down; /* [E] (2 Fe, C), (C, Fe); Fe the width of an expert */
+    float *expert_up_b, *expert_down_b;       /* (E, 2 Fe) gate first, (E, C) */
 };
 
 struct weights {

@@ -3,6 +3,7 @@
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
 #include "engine/model/calibrate.h"
+#include "engine/model/fused_experts.h"
 #include "engine/model/weights_bnb.h"
 #include "engine/model/weights_compressed.h"
 #include "engine/model/weights_fp8.h"
@@ -77,6 +78,7 @@ int weights_matrix(const struct tensor_source *f, const struct quant_config *q, 
     if (compressed_is_quantized(f, slot->name)) return compressed_matrix(f, slot, src, owned, e);
     if (fp8_is_quantized(f, slot->name)) return fp8_matrix(f, q, slot, src, owned, e);
     const struct tensor *t = tensor_source_find(f, slot->name);
+    if (t && t->form && t->form->slice) return fused_matrix(t, slot, src, owned, e);
     if (t && t->form) return gguf_matrix(t, slot, src, owned, e);
     if (t && (t->type == TENSOR_I8 || t->type == TENSOR_U8)) return quantized_matrix(f, slot, t, src, e);
     int64_t d0 = slot->transposed ? slot->cols : slot->rows, d1 = slot->transposed ? slot->rows : slot->cols;

@@ -45,12 +45,14 @@ static struct mat rows_of(const struct train_experts *w, struct mat m, int e)
     return mat_rows(m, w->first[e], w->first[e + 1] - w->first[e]);
 }
 
-/* The rows of each expert: y = x W^T.  slices: as in chunked_linear */
+/* The rows of each expert: y = x W^T + b, b (n, cols of y) or NULL.  slices: as in chunked_linear */
 static void linear(struct op_chunks c, const struct train_experts *w, struct mat y, struct mat x,
-                   struct weight *const *weight, int n, bool slices)
+                   struct weight *const *weight, const float *b, int n, bool slices)
 {
-    for (int e = 0; e < n; e++)
-        chunked_linear(c, (struct linear_args){rows_of(w, y, e), rows_of(w, x, e), weight[e], NULL, 0}, slices);
+    for (int e = 0; e < n; e++) {
+        const float *own = b ? b + (size_t)e * (size_t)y.cols : NULL;
+        chunked_linear(c, (struct linear_args){rows_of(w, y, e), rows_of(w, x, e), weight[e], own, 0}, slices);
+    }
 }
 
 /* The rows of each expert: dx = dy W. */
@@ -107,15 +109,15 @@ static void run(struct op_chunks c, struct train_experts *w, const struct layer 
     int T = h.rows, rows = T * b->chosen;
     struct mat router = rows_cols(w->router, T, b->count + b->gate), up = rows_cols(w->up, rows, 2 * b->inter);
     struct mat x = rows_cols(w->x, rows, h.cols), ff = rows_cols(w->ff, rows, b->inter);
-    chunked_linear(c, (struct linear_args){router, h, l->w->router, NULL, 0}, true);
+    chunked_linear(c, (struct linear_args){router, h, l->w->router, l->w->router_b, 0}, true);
     scheduler_gate_pass(c.gate);
     op_route(c.d, (struct route_args){mat_cols(router, 0, b->count), rows_cols(w->weight, T, b->chosen), w->expert,
                                       w->place, w->token, w->start, b->normalise});
     read_start(c, w, b->count, rows);
     chunked_rows(c, (struct rows_args){x, h, w->token});
-    linear(c, w, up, x, l->w->expert_up, b->count, false);
+    linear(c, w, up, x, l->w->expert_up, l->w->expert_up_b, b->count, false);
     chunked_act_mul(c, (struct act_mul_args){ff, up, l->b->act});
-    linear(c, w, x, ff, l->w->expert_down, b->count, true);
+    linear(c, w, x, ff, l->w->expert_down, l->w->expert_down_b, b->count, true);
 }
 
 void train_experts_forward(struct op_chunks c, struct train_experts *w, const struct layer *l, struct mat h,

@@ -59,6 +59,7 @@ PEFT_MADE_LATER = {
     "mixtral--attention": dict(target_modules=ATTENTION, r=2, lora_alpha=8),
     "qwen2-moe--attention": dict(target_modules=["q_proj", "v_proj"], r=4, lora_alpha=16),
     "qwen3-moe--attention": dict(target_modules=ATTENTION, r=2, lora_alpha=8),
+    "gpt-oss--attention": dict(target_modules=ATTENTION, r=2, lora_alpha=8),
 }
 REFUSED = {
     "llama-gqa--refused-dora": dict(target_modules=["q_proj"], use_dora=True),

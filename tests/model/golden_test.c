@@ -114,6 +114,13 @@ static int greedy_agree(struct eval *v, const struct expected *x, int wanted)
     return wanted;
 }
 
+/* The cpu device and ref round the inputs of MXFP4 experts to int8 (kernels/ops.h, linear_args); others make floats of
+ * such weights. */
+static bool rounds_inputs(const char *name, const char *device)
+{
+    return strstr(name, "mxfp4") && (strncmp(device, "cpu", 3) == 0 || strcmp(device, "ref") == 0);
+}
+
 static bool check_model(const char *root, const char *name, const char *device)
 {
     char dir[1024];
@@ -132,9 +139,10 @@ static bool check_model(const char *root, const char *name, const char *device)
         printf("FAIL %-20s %-14s %s\n", name, device, e.msg);
     } else {
         struct compare c = {.x = &x};
+        bool rounds = rounds_inputs(name, device);
         ok = eval_vocab(v) == x.vocab && eval_logits(v, x.ids, x.n, compare_row, &c, &e) == 0 && c.rows == x.n &&
-             c.worst <= TOLERANCE;
-        int wanted = greedy_wanted(device), agree = x.n_greedy == 64 ? greedy_agree(v, &x, wanted) : 0;
+             (rounds ? c.error <= 1e-3 * c.power : c.worst <= TOLERANCE);
+        int wanted = rounds ? 0 : greedy_wanted(device), agree = x.n_greedy == 64 ? greedy_agree(v, &x, wanted) : -1;
         ok = ok && agree == wanted;
         printf("%s %-20s %-14s worst logit difference %.2e at position %d of %d; greedy tokens equal: %d of %d%s%s\n",
                ok ? "ok  " : "FAIL", name, device, c.worst, c.worst_pos, x.n, agree, wanted, e.msg[0] ? "; " : "",
@@ -236,7 +244,7 @@ int main(int argc, char **argv)
         for (int i = 0; i < n; i++) failed += !check_model(argv[1], f->d_name, names[i]);
         if (argc == 2) failed += !check_bf16(argv[1], f->d_name, "cpu");
         for (int i = 0; i < n_others; i++) {
-            bool quantised = strstr(f->d_name, "nf4") != NULL;
+            bool quantised = strstr(f->d_name, "nf4") || strstr(f->d_name, "mxfp4");
             failed += !check_bf16(argv[1], f->d_name, others[i]);
             if (!quantised) failed += !check_quantised(argv[1], f->d_name, "int8", others[i]);
             if (!quantised) failed += !check_quantised(argv[1], f->d_name, "int4", others[i]);

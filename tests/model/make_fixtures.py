@@ -12,6 +12,8 @@ Each directory is a Hugging Face model directory plus expected.safetensors with
     greedy_prompt  I32 [m]     another prompt
     greedy         I32 [64]    its greedy continuation; no end-of-text id occurs in it, and at every step the best logit
                                leads the second by more than MARGIN, so rounding cannot change it
+and with MXFP4 experts, in the layout of transformers' GptOssExperts and as transformers dequantises them:
+    experts.NAME   BF16        NAME of the last layer's experts
 """
 import argparse
 import copy
@@ -25,6 +27,7 @@ import safetensors.torch
 import tokenizers
 import torch
 import transformers
+from transformers.integrations.mxfp4 import FP4_VALUES, convert_moe_packed_tensors
 
 MARGIN = 5e-3      # least lead of the best logit along the greedy path
 GREEDY_TOKENS = 64
@@ -82,6 +85,8 @@ class Spec:
     norm_offset: bool = False              # norms are stored as w and used as 1 + w
     respelled: dict = field(default_factory=dict)  # fields that only the old spelling has
     neox_rope: bool = False                # GPT-NeoX's names for rotary settings
+    mxfp4: bool = False                    # the experts' matrices are stored as MXFP4
+    routing: float = 0.0                   # least lead of the chosen experts' logits, where activations are rounded
     matters: list = field(default_factory=list)    # changes to the config, each of which must show in the logits
 
 
@@ -372,6 +377,34 @@ def qwen3_moe():
         eos_token_id=2), modern_config=True, matters=[dict(num_experts_per_tok=2), dict(norm_topk_prob=False)])
 
 
+def gpt_oss():
+    """Biases large enough to bring gates and values to the clamp."""
+    rope = dict(rope_type="yarn", rope_theta=10000.0, factor=8.0, original_max_position_embeddings=32, beta_fast=4.0,
+                beta_slow=0.5, truncate=False)
+    return Spec("gpt-oss", transformers.GptOssForCausalLM, dict(
+        model_type="gpt_oss", vocab_size=VOCAB, hidden_size=48, intermediate_size=20, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, num_local_experts=5, num_experts_per_tok=2, sliding_window=12,
+        max_position_embeddings=256, rms_norm_eps=1e-5, tie_word_embeddings=False, rope_parameters=rope, bos_token_id=0,
+        eos_token_id=[0, 2], pad_token_id=1), prompt=40, modern_config=True, routing=0.02,
+        matters=[dict(num_experts_per_tok=3), dict(sliding_window=64), dict(swiglu_limit=50.0), dict(swiglu_alpha=1.0),
+                 dict(layer_types=["full_attention", "sliding_attention"] * 2),
+                 *(dict(rope_parameters={**rope, **c}) for c in (dict(truncate=True), dict(beta_fast=2.0), dict(factor=4.0)))])
+
+
+def gpt_oss_mxfp4():
+    """As the published directories: bf16 with experts in MXFP4, and the spelling of transformers 4."""
+    spec = gpt_oss()
+    spec.name, spec.dtype, spec.mxfp4, spec.modern_config = "gpt-oss-mxfp4", torch.bfloat16, True, False
+    spec.config = {**spec.config, "hidden_size": 96, "intermediate_size": 32, "num_local_experts": 4, "num_hidden_layers": 2}
+    spec.respelled = dict(
+        experts_per_token=2, initial_context_length=32, hidden_act="silu", layer_types=["sliding_attention", "full_attention"],
+        quantization_config=dict(quant_method="mxfp4", modules_to_not_convert=[
+            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]))
+    spec.matters, spec.prompt = [dict(num_experts_per_tok=3), dict(sliding_window=64), dict(swiglu_limit=50.0)], 24
+    spec.routing = 0.06
+    return spec
+
+
 def specs():
     # qwen2: 304 rows in the table but 288 words, as the published Qwen files pad theirs
     return [llama_gqa(), llama_f16(), mistral(), qwen2("qwen2", vocab_size=304), qwen2_bf16(), qwen3(),
@@ -379,7 +412,7 @@ def specs():
             phi_tied(), gemma2(), gemma3(), gemma3_bf16(), phi3(), phi4_mini(), qwen2_yarn(), llama_yarn(), llama_dynamic(),
             smollm3(), smollm3_sliding(), granite(), olmo2(), olmo3(), gpt_neox(), gpt_neox("gpt-neox-sequential", False), stablelm(),
             stablelm("stablelm-parallel", use_qkv_bias=False, use_parallel_residual=True), ministral(),
-            mixtral(), qwen2_moe(), qwen3_moe(), olmoe()]
+            mixtral(), qwen2_moe(), qwen3_moe(), olmoe(), gpt_oss(), gpt_oss_mxfp4()]
 
 
 def is_norm(name):
@@ -397,6 +430,10 @@ def randomize(model, seed, norm_offset):
             noise = torch.randn(p.shape, generator=g)
             if is_norm(name) and name.endswith("weight"):
                 p.copy_((2 if "post_" in name else 0) + 0.2 * noise if norm_offset else 1 + 0.2 * noise)
+            elif name.endswith("gate_up_proj_bias"):
+                p.copy_(4 * noise)
+            elif name.endswith("sinks") or name.endswith("router.bias"):
+                p.copy_(2 * noise)
             elif name.endswith("bias"):
                 p.copy_(0.3 * noise)
             else:
@@ -437,6 +474,25 @@ def as_hub_gpt2(path, n_positions):
     safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
 
 
+def to_mxfp4(w):
+    """w [E, inputs, outputs] -> blocks U8 [E, outputs, inputs / 32, 16], scales U8 [E, outputs, inputs / 32]"""
+    groups = w.float().transpose(1, 2).unflatten(2, (-1, 32))
+    exponent = torch.floor(torch.log2(groups.abs().amax(-1, keepdim=True))) - 2  # that of the largest value, 4 or 6
+    codes = ((groups / 2 ** exponent).unsqueeze(-1) - torch.tensor(FP4_VALUES)).abs().argmin(-1).to(torch.uint8)
+    return (codes[..., 0::2] | codes[..., 1::2] << 4).contiguous(), (exponent.squeeze(-1) + 127).to(torch.uint8)
+
+
+def as_mxfp4(path, model):
+    """Stores the experts' matrices as MXFP4, and gives the model the values that they then have."""
+    tensors = safetensors.torch.load_file(path)
+    for name, p in model.named_parameters():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            blocks, scales = to_mxfp4(tensors.pop(name))
+            tensors.update({name + "_blocks": blocks, name + "_scales": scales})
+            p.data = convert_moe_packed_tensors(blocks, scales, dtype=p.dtype)
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+
+
 def write_model(directory, spec, seed, tok):
     config = transformers.AutoConfig.for_model(**copy.deepcopy(spec.config))
     model = spec.model(config)
@@ -452,6 +508,8 @@ def write_model(directory, spec, seed, tok):
         write_json(path, legacy_config(json.loads(path.read_text()), spec.respelled, spec.neox_rope))
     if not spec.prefix:
         as_hub_gpt2(directory / "model.safetensors", spec.config["n_positions"])
+    if spec.mxfp4:
+        as_mxfp4(directory / "model.safetensors", model)
     write_tokenizer(directory, tok)
     for file in directory.iterdir():
         file.chmod(0o644)
@@ -462,7 +520,10 @@ def write_model(directory, spec, seed, tok):
 # ---- what is expected ------------------------------------------------------------------------------------------------
 
 def load(directory):
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")
+    quantized = json.loads((directory / "config.json").read_text()).get("quantization_config")
+    how = dict(quantization_config=transformers.Mxfp4Config(dequantize=True)) if quantized else {}
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager",
+                                                              experts_implementation="eager", **how)
     round_embedding_scale(model)
     return model.float().eval()
 
@@ -495,6 +556,21 @@ def random_ids(n, vocab, seed):
 
 
 @torch.no_grad()
+def routing_margin(model, ids):
+    """The least lead of the last chosen expert over the first of the others."""
+    margins = []
+
+    def lead(router, inputs, output):
+        best = torch.topk(output[0], router.top_k + 1).values
+        margins.append(float((best[:, -2] - best[:, -1]).min()))
+    hooks = [layer.mlp.router.register_forward_hook(lead) for layer in model.model.layers]
+    logits_of(model, ids)
+    for hook in hooks:
+        hook.remove()
+    return min(margins)
+
+
+@torch.no_grad()
 def check_everything_matters(model, ids, spec):
     """Every parameter tensor and setting must show in the logits: otherwise the fixture could not catch its loss."""
     before = logits_of(model, ids)
@@ -514,11 +590,16 @@ def check_everything_matters(model, ids, spec):
         assert change > MATTERS, f"{setting}: only changes the logits by {change:.2g}"
 
 
-def write_expected(path, ids, logits, prompt, greedy):
+def last_experts(model):
+    experts = model.model.layers[-1].mlp.experts
+    return {f"experts.{name}": getattr(experts, name).detach().bfloat16() for name in ("gate_up_proj", "down_proj")}
+
+
+def write_expected(path, ids, logits, prompt, greedy, experts):
     def i32(v):
         return torch.tensor(v, dtype=torch.int32)
     safetensors.torch.save_file({"ids": i32(ids), "logits": logits.contiguous(), "greedy_prompt": i32(prompt),
-                                 "greedy": i32(greedy)}, path)
+                                 "greedy": i32(greedy), **experts}, path)
     path.chmod(0o644)
 
 
@@ -538,17 +619,19 @@ def make_random(out, spec, tok):
         written = write_model(directory, spec, seed, tok)
         model = load(directory)
         prompt = random_ids(GREEDY_PROMPT, VOCAB, 1000 + seed)
+        ids = random_ids(spec.prompt, VOCAB, 2000 + seed)
+        if spec.routing and routing_margin(model, ids) < spec.routing:
+            continue
         greedy, margin = greedy_of(model, prompt, GREEDY_TOKENS)
         if margin > MARGIN and lively(greedy) and not eos_ids(model) & set(greedy) and max(greedy) < VOCAB:
             break
     else:
         raise SystemExit(f"{spec.name}: no seed gave a safe greedy path")
-    ids = random_ids(spec.prompt, VOCAB, 2000 + seed)
     # what was loaded back, through the respelled config and names, is what was written
     torch.testing.assert_close(logits_of(model, ids), logits_of(written, ids), atol=1e-4, rtol=1e-4)
     check_everything_matters(model, ids, spec)
     logits = logits_of(model, ids)
-    write_expected(directory / "expected.safetensors", ids, logits, prompt, greedy)
+    write_expected(directory / "expected.safetensors", ids, logits, prompt, greedy, last_experts(model) if spec.mxfp4 else {})
     report(directory, f"seed {seed}, margin {margin:.4f}, {len(set(greedy))} different greedy tokens, logits std {logits.std():.2f}")
 
 
@@ -586,7 +669,7 @@ def make_tinystories(out, source):
             break
     else:
         raise SystemExit("tinystories-656k: no prompt gave a safe greedy path")
-    write_expected(directory / "expected.safetensors", ids, logits_of(model, ids), prompt, greedy)
+    write_expected(directory / "expected.safetensors", ids, logits_of(model, ids), prompt, greedy, {})
     report(directory, f"margin {margin:.4f}: {text!r} -> {tok.decode(greedy)!r}")
 
 

@@ -247,7 +247,7 @@ int main(int argc, char **argv)
     static const char *const names[] = {"llama-gqa", "mistral", "qwen2",     "qwen3",     "gpt2",
                                         "phi",       "gemma2",  "gemma3",    "phi4-mini", "smollm3",
                                         "granite",   "olmo2",   "gpt-neox",  "stablelm",  "ministral",
-                                        "olmo3",     "mixtral", "qwen2-moe", "qwen3-moe"};
+                                        "olmo3",     "mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"};
     enum { FIRST_MOE = 16 }; /* of these only adapters are trained */
     if (argc < 3) return 2;
     const char *device = argc > 3 ? argv[3] : "cpu";

@@ -43,7 +43,7 @@ TARGETS = {
     "phi4-mini": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
     "phi": ["q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"],
 }
-EXPERTS = ["mixtral", "qwen2-moe", "qwen3-moe"]  # only adapters on attention are trained
+EXPERTS = ["mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"]  # only adapters on attention are trained
 TARGETS.update({name: ["q_proj", "k_proj", "v_proj", "o_proj"] for name in EXPERTS})
 LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

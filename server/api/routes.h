@@ -22,7 +22,7 @@ void api_adapters_get(struct http_req *);
 void api_adapters_delete(struct http_req *);
 void api_lora_load(struct http_req *);   /* vLLM's POST /v1/load_lora_adapter */
 void api_lora_unload(struct http_req *); /* and /v1/unload_lora_adapter */
-/* embeddings.c, tokenize.c */
+/* embeddings.c, embed.c, rerank.c, classify.c, tokenize.c */
 void api_embeddings(struct http_req *);
 void api_tokenize(struct http_req *);
 void api_detokenize(struct http_req *);

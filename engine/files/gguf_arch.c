@@ -14,6 +14,7 @@ static const struct gguf_arch archs[] = {
     {"olmoe", "olmoe", GGUF_ROPE_HALVES},        {"olmo2", "olmo2", GGUF_ROPE_HALVES},
     {"granite", "granite", GGUF_ROPE_PAIRS},     {"smollm3", "smollm3", GGUF_ROPE_PAIRS},
     {"stablelm", "stablelm", GGUF_ROPE_HALVES},  {"gptneox", "gpt_neox", GGUF_ROPE_HALVES},
+    {"gpt-oss", "gpt_oss", GGUF_ROPE_HALVES},
 };
 enum { ARCHS = sizeof archs / sizeof *archs };
 

@@ -183,6 +183,21 @@ static void put_experts(struct gguf_keys *r, struct buf *out, const struct gguf_
     gguf_put_flag(out, "qkv_bias", has(r, "blk.0.attn_q.bias"));
 }
 
+/* feed_forward_length is the width of an expert, too. */
+static void put_gpt_oss(struct gguf_keys *r, struct buf *out, const struct gguf_heads *h)
+{
+    (void)h;
+    double width = gguf_keys_needed(r, "feed_forward_length"), one = width;
+    gguf_keys_number(r, "expert_feed_forward_length", &one);
+    if (!r->rc && one != width)
+        r->rc = err_set(r->e, ERR_UNSUPPORTED,
+                        "GGUF: expert_feed_forward_length %g differs from feed_forward_length %g", one, width);
+    gguf_put_needed(r, out, "expert_count", "num_local_experts");
+    gguf_put_needed(r, out, "expert_used_count", "num_experts_per_tok");
+    gguf_put_flag(out, "attention_bias", has(r, "blk.0.attn_q.bias"));
+    put_windows(r, out, 2);
+}
+
 /* What only some architectures have, by model_type; one that is not listed has nothing. */
 static const struct family {
     const char *model_type;
@@ -197,6 +212,7 @@ static const struct family {
     {"qwen2_moe", put_experts},
     {"qwen3_moe", put_experts},
     {"olmoe", put_experts},
+    {"gpt_oss", put_gpt_oss},
     {"olmo2", put_olmo2},
     {"granite", put_granite},
     {"smollm3", put_biases},
@@ -245,7 +261,7 @@ static const char *model_type(struct gguf_keys *r)
 
 static int check_experts(struct gguf_keys *r)
 {
-    static const char *const mixtures[] = {"llama", "qwen2_moe", "qwen3_moe", "olmoe"};
+    static const char *const mixtures[] = {"llama", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"};
     double experts = 0;
     if (!gguf_keys_number(r, "expert_count", &experts) || experts <= 0) return r->rc;
     for (size_t i = 0; i < sizeof mixtures / sizeof *mixtures; i++)

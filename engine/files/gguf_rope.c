@@ -85,6 +85,7 @@ static void put_yarn(struct gguf_keys *r, struct buf *out, double factor)
         gguf_put(out, "attention_factor", more * (1 + 0.1 * log(factor)));
     gguf_put_if(r, out, "rope.scaling.yarn_beta_fast", "beta_fast");
     gguf_put_if(r, out, "rope.scaling.yarn_beta_slow", "beta_slow");
+    if (strcmp(r->arch->model_type, "gpt_oss") == 0) gguf_put_flag(out, "truncate", false); /* there is no key */
 }
 
 static void put_rope_scaling(struct gguf_keys *r, struct buf *out, double theta, int dim)

@@ -43,6 +43,20 @@ static const struct gguf_name qwen_moe_rows[] = {
     {"ffn_gate_inp_shexp", "mlp.shared_expert_gate", GGUF_ONE_ROW},
     {0},
 };
+static const struct gguf_name gpt_oss_rows[] = {
+    {"attn_norm", "input_layernorm"},
+    {"post_attention_norm", "post_attention_layernorm"},
+    {"attn_q", "self_attn.q_proj"},
+    {"attn_k", "self_attn.k_proj"},
+    {"attn_v", "self_attn.v_proj"},
+    {"attn_output", "self_attn.o_proj"},
+    {"attn_sinks", "self_attn.sinks", GGUF_BARE_END},
+    {"ffn_gate_inp", "mlp.router"},
+    {"ffn_gate_exps", "mlp.experts.%d.gate_proj", GGUF_STACKED},
+    {"ffn_up_exps", "mlp.experts.%d.up_proj", GGUF_STACKED},
+    {"ffn_down_exps", "mlp.experts.%d.down_proj", GGUF_STACKED},
+    {0},
+};
 static const struct gguf_name olmo2_rows[] = {
     {"post_attention_norm", "post_attention_layernorm"},
     {"post_ffw_norm", "post_feedforward_layernorm"},
@@ -136,6 +150,7 @@ static const struct gguf_names tables[] = {
     {"qwen2_moe", "model.layers", qwen_moe_rows, model_rows},
     {"qwen3_moe", "model.layers", qwen_moe_rows, model_rows},
     {"olmoe", "model.layers", qwen_moe_rows, model_rows},
+    {"gpt_oss", "model.layers", gpt_oss_rows, model_rows},
     {"olmo2", "model.layers", olmo2_rows, model_rows},
     {"gpt_neox", "gpt_neox.layers", gpt_neox_rows, gpt_neox_model_rows},
 };

@@ -217,7 +217,7 @@ static int add_tensor(struct source *s, const struct gguf_tensor *g, const struc
     const struct gguf_name *r = find_row(of_layer ? names->layer : names->model, rest, &suffix);
     if (!r) return 0; /* such as the table of rotations */
     if (of_layer) snprintf(prefix, sizeof prefix, "%s.%d.", names->layers, layer);
-    return add_experts(s, g, r, prefix, suffix, e);
+    return add_experts(s, g, r, prefix, r->flags & GGUF_BARE_END ? "" : suffix, e);
 }
 
 struct tensor_source *gguf_source(struct gguf *file, struct err *e)

@@ -30,6 +30,7 @@ EXPERTS = {"gate": "ffn_gate_inp", "experts.w1": "ffn_gate_exps", "experts.w3": 
            "shared_expert.gate_proj": "ffn_gate_shexp", "shared_expert.up_proj": "ffn_up_shexp",
            "shared_expert.down_proj": "ffn_down_shexp", "shared_expert_gate": "ffn_gate_inp_shexp"}
 MIXTURE = LLAMA | {f"{part}.{k}": v for part in ("mlp", "block_sparse_moe") for k, v in EXPERTS.items()}
+GPT_OSS = MIXTURE | {"self_attn.sinks": "attn_sinks", "post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"}
 OLMO2 = LLAMA | {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
 NEOX = LLAMA | {"attention.query_key_value": "attn_qkv", "attention.dense": "attn_output", "mlp.dense_h_to_4h": "ffn_up",
                 "mlp.dense_4h_to_h": "ffn_down"}
@@ -39,7 +40,7 @@ ARCHS = {"llama": ("llama", LLAMA), "mistral": ("llama", LLAMA), "qwen2": ("qwen
          "gemma2": ("gemma2", GEMMA), "gemma3_text": ("gemma3", GEMMA), "phi": ("phi2", PHI), "phi3": ("phi3", PHI3), "gpt2": ("gpt2", GPT2),
          "mixtral": ("llama", MIXTURE), "qwen2_moe": ("qwen2moe", MIXTURE), "qwen3_moe": ("qwen3moe", MIXTURE), "olmoe": ("olmoe", MIXTURE),
          "olmo2": ("olmo2", OLMO2), "olmo3": ("olmo2", OLMO2), "granite": ("granite", LLAMA), "smollm3": ("smollm3", LLAMA),
-         "stablelm": ("stablelm", LLAMA), "gpt_neox": ("gptneox", NEOX)}
+         "stablelm": ("stablelm", LLAMA), "gpt_neox": ("gptneox", NEOX), "gpt_oss": ("gpt-oss", GPT_OSS)}
 PERMUTED = ("llama", "granite", "smollm3")
 
 
@@ -53,7 +54,7 @@ def tensors(directory):
             if name == "__metadata__":
                 continue
             begin, end = entry["data_offsets"]
-            kind = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}[entry["dtype"]]
+            kind = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U8": np.uint8}[entry["dtype"]]
             out[name] = np.frombuffer(data[8 + size + begin : 8 + size + end], kind).reshape(entry["shape"]), entry["dtype"]
     return out
 
@@ -93,6 +94,35 @@ def stacked(tensors):
             out[name] = value
     for name, of in experts.items():
         out[name] = np.stack([of[i][0] for i in range(len(of))]), of[0][1]
+    return out
+
+
+def mxfp4(blocks, scales):
+    """gpt-oss's blocks, whose bytes have codes beside each other, as ggml's, whose bytes have a code of each half: [E, rows, bytes]"""
+    codes = np.stack([blocks & 15, blocks >> 4], -1).reshape(*blocks.shape[:-1], 32)
+    return np.concatenate([scales[..., None], codes[..., :16] | codes[..., 16:] << 4], -1).reshape(*scales.shape[:2], -1)
+
+
+def unfused(tensors):
+    """gpt-oss's tensors of all experts, stacked as GGUF files have them: gate and up apart, outputs before inputs."""
+    out = {}
+    for name, (array, kind) in tensors.items():
+        match = re.fullmatch(r"(.*\.experts)\.(gate_up|down)_proj(_bias|_blocks|)", name)
+        if name.endswith("_scales"):
+            continue
+        if not match:
+            out[name + ".weight" * name.endswith("sinks")] = array, kind
+            continue
+        if match[3] == "_blocks":
+            array, kind = mxfp4(array, tensors[name.replace("_blocks", "_scales")][0]), "MXFP4"
+        elif match[3] == "":
+            array = array.swapaxes(1, 2)
+        suffix = "bias" if match[3] == "_bias" else "weight"
+        if match[2] == "down":
+            out[f"{match[1]}.down_proj.{suffix}"] = array, kind
+        else:
+            out[f"{match[1]}.gate_proj.{suffix}"] = array[:, 0::2], kind
+            out[f"{match[1]}.up_proj.{suffix}"] = array[:, 1::2], kind
     return out
 
 
@@ -139,13 +169,16 @@ def write_config(w, c):
     w.add_rope_freq_base((rope.get("full_attention") or rope)["rope_theta"])
     partial = c.get("partial_rotary_factor", 1) if c["model_type"] in ("phi", "phi3", "stablelm", "gpt_neox") else 1
     w.add_rope_dimension_count(int(c["head_dim"] * partial))
-    scaling = c.get("rope_scaling") or rope.get("full_attention") or {}
+    scaling = c.get("rope_scaling") or rope.get("full_attention") or rope
     kind = scaling.get("rope_type", scaling.get("type"))
     if kind in ("linear", "yarn"):
         w.add_rope_scaling_type(gguf.RopeScalingType(kind))
         w.add_rope_scaling_factor(scaling["factor"])
     if kind == "yarn":
         w.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+        for beta in ("beta_fast", "beta_slow"):
+            if beta in scaling:
+                w.add_float32(f"{w.arch}.rope.scaling.yarn_{beta}", scaling[beta])
         if "attention_factor" in scaling:  # llama.cpp multiplies its own with that of the file
             w.add_float32(f"{w.arch}.rope.scaling.attn_factor", scaling["attention_factor"] / (1 + 0.1 * np.log(scaling["factor"])))
     write_family(w, c)
@@ -245,7 +278,7 @@ def convert(directory, out, quantise=None, pre="gpt-2", spoil=None):
         for length in ("short", "long"):
             w.add_tensor(f"rope_factors_{length}.weight", np.array(scaling[f"{length}_factor"], np.float32))
         w.add_rope_scaling_orig_ctx_len(c["original_max_position_embeddings"])
-    all_tensors = stacked(tensors(directory))
+    all_tensors = stacked(tensors(directory)) if c["model_type"] != "gpt_oss" else unfused(tensors(directory))
     tied = c.get("tie_word_embeddings", c["model_type"] == "gpt2")
     for name, (array, kind) in all_tensors.items():
         if tied and name == "lm_head.weight" and "model.embed_tokens.weight" not in all_tensors:
@@ -265,7 +298,9 @@ def convert(directory, out, quantise=None, pre="gpt-2", spoil=None):
             array = array.squeeze(0)
         if c["model_type"] == "gpt2" and array.ndim == 2 and "c_" in name:
             array = array.T
-        if array.ndim == 1:
+        if kind == "MXFP4":
+            w.add_tensor(to, np.ascontiguousarray(array), raw_dtype=gguf.GGMLQuantizationType.MXFP4)
+        elif array.ndim == 1 or to.endswith(".bias"):
             array = floats(array, kind)
             w.add_tensor(to, array + np.float32(1) if arch.startswith("gemma") and "norm" in to else array)
         elif quantise is not None and "_inp" not in to and array.shape[-1] % gguf.GGML_QUANT_SIZES[quantise][0] == 0:

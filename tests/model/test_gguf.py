@@ -18,7 +18,7 @@ import gguf_models  # noqa: E402
 
 GOLDENS = ["llama-gqa", "llama-f16", "mistral", "qwen2", "qwen2-bf16", "qwen3", "gpt2", "phi", "phi3", "phi4-mini", "gemma2", "gemma3", "gemma3-bf16", "tinystories-656k",
            "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "olmo2", "olmo3", "granite", "stablelm", "stablelm-parallel", "gpt-neox",
-           "gpt-neox-sequential", "qwen2-yarn"]
+           "gpt-neox-sequential", "qwen2-yarn", "gpt-oss", "gpt-oss-mxfp4"]
 
 
 def tandem(*words, status=0):

@@ -209,6 +209,10 @@ MIXTURES = {
     "norms of heads": ("stablelm", lambda w: w.add_tensor("blk.0.attn_q_norm.weight", np.ones((4, 8), np.float32)), "qk_layernorm is not supported"),
     "rows of three": ("gpt-neox", shaped("blk.0.attn_qkv.weight", 90, 32), "attn_qkv.weight: 90 rows are not 12 heads of 8 features"),
     "bias of three": ("gpt-neox", shaped("blk.0.attn_qkv.bias", 90), "attn_qkv.bias: 90 rows are not 12 heads of 8 features"),
+    "two widths of experts": ("gpt-oss", with_key("add_expert_feed_forward_length", 21), "expert_feed_forward_length 21 differs from feed_forward_length 20"),
+    "no sinks": ("gpt-oss", no_tensor("blk.2.attn_sinks.weight"), "layers.2.self_attn.sinks is missing"),
+    "no bias of experts": ("gpt-oss", no_tensor("blk.1.ffn_down_exps.bias"), "layers.1.mlp.experts.0.down_proj.bias is missing"),
+    "fewer biases of experts": ("gpt-oss", shaped("blk.1.ffn_up_exps.bias", 4, 20), "layers.1.mlp.experts.4.up_proj.bias is missing"),
     "rotation of granite": ("granite", setting("granite.rope.dimension_count", 4), "rope.dimension_count 4 of heads of 8"),
 }
 

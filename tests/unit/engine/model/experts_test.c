@@ -26,6 +26,9 @@ static const char *models;
     "\"num_key_value_heads\":2,\"intermediate_size\":40"
 #define QWEN3 "\"model_type\":\"qwen3_moe\"," SIZES
 #define MIXTRAL "\"model_type\":\"mixtral\"," SIZES
+#define GPT_OSS                                                                                                        \
+    "\"model_type\":\"gpt_oss\",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":32,\"truncate\":false,"            \
+    "\"original_max_position_embeddings\":4096}," SIZES
 
 static void test_config(void **state)
 {
@@ -58,6 +61,27 @@ static void test_config(void **state)
     assert_true(x.count == 60 && x.inter == 1408 && x.gate && model_block(&c, 0)->inter == 5632 && c.inter == 5632);
 }
 
+static void test_gpt_oss(void **state)
+{
+    (void)state;
+    struct err e;
+    struct model_config c;
+    if (model_config_parse("{" GPT_OSS ",\"hidden_act\":\"silu\",\"swiglu_limit\":7.0,\"swiglu_alpha\":1.702,"
+                           "\"experts_per_token\":3,\"num_local_experts\":32,\"sliding_window\":100}",
+                           NULL, &c, &e))
+        fail_msg("%s", e.msg);
+    struct block_experts x = model_experts(&c);
+    assert_true(x.count == 32 && x.chosen == 3 && x.inter == 40 && x.normalise && c.inter == 0);
+    assert_true(c.head_dim == 64 && c.qkv_bias && c.o_bias && c.max_len == 131072 && !c.rope[0].truncate);
+    for (int l = 0; l < 4; l++) {
+        const struct block *b = model_block(&c, l);
+        assert_true(b->window == (l % 2 ? 0 : 100) && b->act == ACT_SWIGLU_CLAMPED && b->gated);
+    }
+    assert_int_equal(model_config_parse("{" GPT_OSS "}", NULL, &c, &e), 0);
+    x = model_experts(&c);
+    assert_true(x.count == 128 && x.chosen == 4 && model_block(&c, 0)->window == 128);
+}
+
 static void test_refused(void **state)
 {
     (void)state;
@@ -77,6 +101,11 @@ static void test_refused(void **state)
         {"{\"model_type\":\"olmoe\"," SIZES ",\"clip_qkv\":8}", "clip_qkv is not supported"},
         {"{\"model_type\":\"qwen2_moe\"," SIZES ",\"use_sliding_window\":true}", "use_sliding_window is not supported"},
         {"{\"model_type\":\"llama\"," SIZES ",\"num_experts\":4}", "num_experts is not supported"},
+        {"{" GPT_OSS ",\"swiglu_limit\":6}", "swiglu_limit 6 is not supported, only 7"},
+        {"{" GPT_OSS ",\"swiglu_alpha\":1.7}", "swiglu_alpha 1.7 is not supported, only 1.702"},
+        {"{" GPT_OSS ",\"num_local_experts\":2,\"experts_per_token\":3}",
+         "num_experts_per_tok 3 is above num_local_experts 2"},
+        {"{\"model_type\":\"gpt_oss\"," SIZES "}", "rope_parameters is missing"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct err e = {0};
@@ -198,16 +227,16 @@ static void test_company(void **state)
         compare_company("qwen2-moe", types[i]);
         compare_company("qwen3-moe", types[i]);
         compare_company("olmoe", types[i]);
+        compare_company("gpt-oss", types[i]);
     }
+    compare_company("gpt-oss-mxfp4", DT_NONE);
 }
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_config),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_models_refused),
-        cmocka_unit_test(test_company),
+        cmocka_unit_test(test_config),         cmocka_unit_test(test_gpt_oss), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_models_refused), cmocka_unit_test(test_company),
     };
     models = argc > 1 ? argv[1] : "tests/fixtures/models";
     return cmocka_run_group_tests(tests, NULL, NULL);

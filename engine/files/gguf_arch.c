@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 /* Names: llama.cpp, src/llama-arch.cpp; which architecture stores q and k permuted: convert_hf_to_gguf.py. */
 static const struct gguf_arch archs[] = {
@@ -78,4 +79,16 @@ int gguf_heads(const struct gguf *g, const struct gguf_arch *arch, struct gguf_h
         return err_set(e, ERR_UNSUPPORTED, "GGUF: attention.value_length %g differs from key_length %g", value, dim);
     *out = (struct gguf_heads){(int)q, (int)kv, (int)dim};
     return 0;
+}
+
+const struct gguf_arch *gguf_arch_of(const char *model_type)
+{
+    static const struct {
+        const char *model_type, *like;
+    } variants[] = {{"mistral", "llama"}, {"mixtral", "llama"}, {"olmo3", "olmo2"}};
+    for (size_t i = 0; i < sizeof variants / sizeof *variants; i++)
+        if (strcmp(variants[i].model_type, model_type) == 0) model_type = variants[i].like;
+    for (int i = 0; i < ARCHS; i++)
+        if (strcmp(archs[i].model_type, model_type) == 0) return &archs[i];
+    return NULL;
 }

@@ -19,6 +19,9 @@ struct gguf_arch {
 /* The file's architecture.  NULL, with *e set: it is no language model, or not one that tandem knows. */
 const struct gguf_arch *gguf_arch(const struct gguf *, struct err *e);
 
+/* The architecture in which files of a family are written; NULL: none. */
+const struct gguf_arch *gguf_arch_of(const char *model_type);
+
 /* The sizes that config.json and the permutation of rows share.  ERR_INVALID when they are missing or absurd. */
 struct gguf_heads {
     int q, kv, dim;

@@ -5,6 +5,7 @@
  * tokens with scores; merging the pair whose token has the best score is BPE with merges sorted by score. */
 #include "engine/base/mem.h"
 #include "engine/files/gguf_model.h"
+#include "engine/files/gguf_pre.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -247,72 +248,6 @@ static void put_post_processor(struct buf *out, const struct vocabulary *v, int6
 
 /* ---- byte-level BPE ---------------------------------------------------------------------------------------------- */
 
-#define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-#define SPACES "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-#define LETTERS "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+"
-#define SIGNS " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*"
-#define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
-#define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
-#define CASED(more) "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" more "|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER "*" more
-#define SLASHED_SIGNS " ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*"
-
-/* Where words are split before merging: a pattern whose matches are words, or "" for the one that ByteLevel has built
- * in (GPT-2's).  Digits first, where each is a word. */
-static const struct splitter {
-    const char *pattern;
-    bool digits, nfc, whole; /* whole: a word that is a token needs no merges */
-    bool bos;                /* a beginning is put before a text unless a key says otherwise */
-} splitters[] = {
-    {.pattern = ""},
-    {.pattern = "", .digits = true},
-    {.pattern = CONTRACTIONS "|" LETTERS "|\\p{N}{1,3}|" SIGNS "|" SPACES, .whole = true, .bos = true},
-    {.pattern = CONTRACTIONS "|" LETTERS "|\\p{N}|" SIGNS "|" SPACES, .nfc = true},
-    {.pattern = CASED("") "|\\p{N}|" SLASHED_SIGNS "|" SPACES, .whole = true, .bos = true},
-    {.pattern = CASED(CONTRACTIONS "?") "|\\p{N}{1,3}|" SLASHED_SIGNS "|" SPACES},
-    {.pattern = CONTRACTIONS "|" LETTERS "|\\p{N}{1,3}|" SIGNS "|" SPACES},
-    {.pattern = CONTRACTIONS "|" LETTERS "|\\p{N}|" SIGNS "|" SPACES},
-};
-enum { SPLIT_GPT2, SPLIT_DIGITS, SPLIT_LLAMA3, SPLIT_QWEN2, SPLIT_TEKKEN, SPLIT_GPT4O, SPLIT_THREES, SPLIT_ONES };
-
-/* tokenizer.ggml.pre */
-static const struct {
-    const char *name;
-    uint8_t splitter;
-} pres[] = {
-    {"gpt-2", SPLIT_GPT2},
-    {"phi-2", SPLIT_GPT2},
-    {"mpt", SPLIT_GPT2},
-    {"olmo", SPLIT_GPT2},
-    {"jais", SPLIT_GPT2},
-    {"gigachat", SPLIT_GPT2},
-    {"trillion", SPLIT_GPT2},
-    {"granite-docling", SPLIT_GPT2},
-    {"smollm", SPLIT_DIGITS},
-    {"starcoder", SPLIT_DIGITS},
-    {"refact", SPLIT_DIGITS},
-    {"command-r", SPLIT_DIGITS},
-    {"codeshell", SPLIT_DIGITS},
-    {"exaone", SPLIT_DIGITS},
-    {"minerva-7b", SPLIT_DIGITS},
-    {"llama3", SPLIT_LLAMA3},
-    {"llama-v3", SPLIT_LLAMA3},
-    {"llama-bpe", SPLIT_LLAMA3},
-    {"falcon3", SPLIT_LLAMA3},
-    {"falcon-h1", SPLIT_LLAMA3},
-    {"pixtral", SPLIT_LLAMA3},
-    {"qwen2", SPLIT_QWEN2},
-    {"deepseek-r1-qwen", SPLIT_QWEN2},
-    {"megrez", SPLIT_QWEN2},
-    {"stablelm2", SPLIT_ONES},
-    {"hunyuan", SPLIT_ONES},
-    {"tekken", SPLIT_TEKKEN},
-    {"gpt-4o", SPLIT_GPT4O},
-    {"llama4", SPLIT_GPT4O},
-    {"dbrx", SPLIT_THREES},
-    {"smaug-bpe", SPLIT_THREES},
-    {"chatglm-bpe", SPLIT_THREES},
-};
-
 /* A file without the key, or with "default": one written before the key existed.  llama.cpp then splits at punctuation,
  * words, and groups of three digits. */
 static const char *const old_patterns[] = {
@@ -326,7 +261,7 @@ static void put_split(struct buf *out, const char *pattern)
     buf_str(out, "}},");
 }
 
-static void put_splitter(struct buf *out, const struct splitter *s)
+static void put_splitter(struct buf *out, const struct gguf_pre *s)
 {
     if (s && s->nfc) buf_str(out, "\"normalizer\":{\"type\":\"NFC\"},\n");
     buf_str(out, "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[");
@@ -337,21 +272,17 @@ static void put_splitter(struct buf *out, const struct splitter *s)
                s && !*s->pattern ? "true" : "false");
 }
 
-static int find_splitter(const struct gguf *g, const struct splitter **out, struct err *e)
+static int find_splitter(const struct gguf *g, const struct gguf_pre **out, struct err *e)
 {
     struct gguf_text name;
     *out = NULL;
     if (!gguf_text(g, "tokenizer.ggml.pre", &name) || gguf_text_is(name, "default")) return 0;
-    for (size_t i = 0; i < sizeof pres / sizeof *pres; i++)
-        if (gguf_text_is(name, pres[i].name)) {
-            *out = &splitters[pres[i].splitter];
-            return 0;
-        }
+    if ((*out = gguf_pre_find(name))) return 0;
     return err_set(e, ERR_UNSUPPORTED, "GGUF: tokenizer.ggml.pre \"%.*s\" is not a pre-tokenizer that tandem knows",
                    (int)(name.n < 40 ? name.n : 40), name.s);
 }
 
-static int put_byte_level(const struct gguf *g, const struct vocabulary *v, const struct splitter *s, struct buf *out,
+static int put_byte_level(const struct gguf *g, const struct vocabulary *v, const struct gguf_pre *s, struct buf *out,
                           struct err *e)
 {
     const struct gguf_key *m = gguf_find(g, "tokenizer.ggml.merges");
@@ -415,7 +346,7 @@ static int check_model(const struct gguf *g, struct err *e)
 
 static int put_tokenizer(const struct gguf *g, const struct vocabulary *v, struct buf *out, struct err *e)
 {
-    const struct splitter *s = NULL;
+    const struct gguf_pre *s = NULL;
     struct err own = {0};
     bool sentencepiece = is_sentencepiece(g);
     int rc = sentencepiece ? 0 : find_splitter(g, &s, e);

@@ -3,6 +3,7 @@
 #include "engine/base/check.h"
 #include "kernels/num.h"
 
+#include <math.h>
 #include <string.h>
 
 /* ---- layouts ----------------------------------------------------------------------------------------------------- */
@@ -212,4 +213,56 @@ void gguf_dequantise_row(enum ggml_type t, const uint8_t *blocks, int n, float *
             out[k] = l->super_min ? product - minimum : product;
         }
     }
+}
+
+/* ---- rounding ---------------------------------------------------------------------------------------------------- */
+
+enum { BLOCK = 32 };
+
+/* The reciprocal of a scale; 0 where it would overflow: the scale is 0 as f16 then. */
+static float reciprocal(float d)
+{
+    float r = 1 / d;
+    return d == 0 || isinf(r) ? 0 : r;
+}
+
+static bool put_scale(float d, uint8_t *b)
+{
+    uint16_t h = f32_to_f16(d);
+    b[0] = (uint8_t)h, b[1] = (uint8_t)(h >> 8);
+    return (h & 0x7fff) < 0x7c00;
+}
+
+static bool round_8(const float *x, uint8_t *b)
+{
+    float most = 0;
+    for (int i = 0; i < BLOCK; i++) most = fmaxf(most, fabsf(x[i]));
+    float d = most / 127, r = reciprocal(d);
+    for (int i = 0; i < BLOCK; i++) b[2 + i] = (uint8_t)(int8_t)roundf(x[i] * r);
+    return put_scale(d, b);
+}
+
+/* The value furthest from 0, the first of several, becomes -8. */
+static bool round_4(const float *x, uint8_t *b)
+{
+    float most = x[0];
+    int code[BLOCK];
+    for (int i = 1; i < BLOCK; i++)
+        if (fabsf(x[i]) > fabsf(most)) most = x[i];
+    float d = most / -8, r = reciprocal(d);
+    for (int i = 0; i < BLOCK; i++) {
+        int c = (int)(x[i] * r + 8.5f);
+        code[i] = c > 15 ? 15 : c;
+    }
+    for (int i = 0; i < BLOCK / 2; i++) b[2 + i] = (uint8_t)(code[i] | code[i + BLOCK / 2] << 4);
+    return put_scale(d, b);
+}
+
+bool gguf_quantise_row(enum ggml_type t, const float *row, int n, uint8_t *blocks)
+{
+    bool ok = true;
+    CHECK(t == GGML_Q8_0 || t == GGML_Q4_0);
+    for (int i = 0; i < n; i++, row += BLOCK, blocks += layouts[t].bytes)
+        ok &= t == GGML_Q8_0 ? round_8(row, blocks) : round_4(row, blocks);
+    return ok;
 }

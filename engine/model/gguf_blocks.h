@@ -40,6 +40,10 @@ struct block_row {
 /* Reads a row of n blocks. */
 void gguf_decode_row(enum ggml_type, const uint8_t *blocks, int n, struct block_row);
 
+/* Rounds a row of n blocks of 32 finite floats to GGML_Q8_0 or GGML_Q4_0, as the `gguf` package does, bit for bit.
+ * @return false: a block's scale is beyond the largest f16. */
+bool gguf_quantise_row(enum ggml_type, const float *row, int n, uint8_t *blocks);
+
 /* The same row as floats: out [n * elements]. */
 void gguf_dequantise_row(enum ggml_type, const uint8_t *blocks, int n, float *out);
 

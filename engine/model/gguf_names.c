@@ -1,5 +1,8 @@
 #include "engine/model/gguf_names.h"
 
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Names: ggml-org/llama.cpp, gguf-py/gguf/tensor_mapping.py and constants.py. */
@@ -160,4 +163,48 @@ const struct gguf_names *gguf_names_of(const char *model_type)
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (strcmp(tables[i].model_type, model_type) == 0) return &tables[i];
     return &tables[0];
+}
+
+/* A number at the beginning of s; NULL: none, else what follows. */
+static const char *number_of(const char *s, int *out)
+{
+    char *end;
+    long n = *s >= '0' && *s <= '9' ? strtol(s, &end, 10) : -1;
+    if (n < 0 || n > 0xffff) return NULL;
+    *out = (int)n;
+    return end;
+}
+
+/* Whether a module of a table is the first n bytes of s. */
+static bool is_module(const char *module, const char *s, size_t n, int *expert)
+{
+    const char *mark = strstr(module, "%d"), *end = s + n;
+    *expert = 0;
+    if (!mark) return strlen(module) == n && memcmp(module, s, n) == 0;
+    size_t before = (size_t)(mark - module);
+    if (n <= before || memcmp(module, s, before)) return false;
+    const char *rest = number_of(s + before, expert);
+    return rest && rest <= end && strlen(mark + 2) == (size_t)(end - rest) &&
+           memcmp(mark + 2, rest, (size_t)(end - rest)) == 0;
+}
+
+const struct gguf_name *gguf_name_find(const struct gguf_names *names, const char *tensor, char out[GGUF_NAME_MAX],
+                                       int *expert)
+{
+    size_t prefix = strlen(names->layers);
+    int layer = -1;
+    const char *at = tensor, *suffix = strrchr(tensor, '.');
+    if (strncmp(tensor, names->layers, prefix) == 0 && tensor[prefix] == '.')
+        at = number_of(tensor + prefix + 1, &layer);
+    if (at && layer >= 0) at += *at == '.';
+    if (!at || !suffix || suffix < at) return NULL;
+    for (const struct gguf_name *r = layer >= 0 ? names->layer : names->model; r->gguf; r++) {
+        if (!is_module(r->module, at, (size_t)(suffix - at), expert)) continue;
+        if (layer >= 0)
+            snprintf(out, GGUF_NAME_MAX, "blk.%d.%s%s", layer, r->gguf, suffix);
+        else
+            snprintf(out, GGUF_NAME_MAX, "%s%s", r->gguf, suffix);
+        return r;
+    }
+    return NULL;
 }

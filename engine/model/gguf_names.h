@@ -4,6 +4,8 @@
 
 #include <stddef.h>
 
+enum { GGUF_NAME_MAX = 128 };
+
 enum gguf_name_flags {
     GGUF_PAIRS = 1,      /* the heads' rows are permuted where the architecture's are: of q */
     GGUF_PAIRS_KV = 2,   /* likewise, of k */
@@ -29,5 +31,10 @@ struct gguf_names {
 
 /* The names of that model_type's tensors. */
 const struct gguf_names *gguf_names_of(const char *model_type);
+
+/* The name in a GGUF file of "model.layers.3.self_attn.q_proj.weight", and its row.  *expert: the number in the place
+ * of the module's %d, else 0.  NULL: the file has no such tensor. */
+const struct gguf_name *gguf_name_find(const struct gguf_names *, const char *tensor, char out[GGUF_NAME_MAX],
+                                       int *expert);
 
 #endif

@@ -66,6 +66,11 @@ struct quantize_options {
  * holds either the whole model or no model.safetensors. */
 int quantize_model(const char *dir, const char *out, const struct quantize_options *, struct err *e);
 
+/* Reads the model in `dir` and writes the GGUF file `out`, which must not exist: matrices of whole blocks in options->type,
+ * "q8_0" or "q4_0", embedding and head in q8_0, the other tensors as floats, configuration and tokenizer as keys.  Keeps
+ * one matrix in memory; `out` is complete or not there.  ERR_UNSUPPORTED, naming it, for what the format cannot say. */
+int quantize_gguf(const char *dir, const char *out, const struct quantize_options *, struct err *e);
+
 /* Reads every byte of the weights in `dir` and compares with the checksums in the file.  The message names the tensor;
  * ERR_UNSUPPORTED where the file has no checksums. */
 int quantize_verify(const char *dir, struct err *e);

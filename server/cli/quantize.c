@@ -1,4 +1,4 @@
-/* tandem quantize: a model directory with int8, int4 or nf4 weights from one with floats.  Main thread. */
+/* tandem quantize: a model directory with int8, int4 or nf4 weights from one with floats, or a GGUF file.  Main thread. */
 #include "engine/model/quantize.h"
 
 #include "server/cli/cmd.h"
@@ -8,10 +8,12 @@
 #include <unistd.h>
 
 static const char usage[] = "tandem quantize [--model DIR] --out DIR [--type int8|int4|nf4] [--calibrate FILE]\n"
+                            "       tandem quantize [--model DIR] --out FILE --type q8_0|q4_0\n"
                             "       tandem quantize --model DIR --verify-weights";
 static const char about[] =
     "Writes a copy of a model whose matrices are int8 or int4, packed as the processor takes them: it starts at once.\n"
     "nf4 is written as bitsandbytes does, with double quantisation, for transformers to load too.\n"
+    "q8_0 and q4_0 are written as one GGUF file, for llama.cpp to load too.\n"
     "Or compares a copy with its checksums.";
 
 static void show_progress(void *arg, int done, int total)
@@ -38,7 +40,8 @@ static int run(const struct settings *s)
     }
     if (s->calibrate) o.calibrate = &with;
     if (!rc && s->calibrate && isatty(STDERR_FILENO)) fprintf(stderr, "calibrating...");
-    if (!rc) rc = quantize_model(settings_model_dir(s), s->out, &o, &e);
+    bool gguf = strncmp(s->type, "q", 1) == 0;
+    if (!rc) rc = (gguf ? quantize_gguf : quantize_model)(settings_model_dir(s), s->out, &o, &e);
     buf_free(&text);
     if (rc) return cmd_fail(&e);
     fprintf(stderr, "%s: written, %s\n", s->out, s->type);

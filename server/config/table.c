@@ -254,9 +254,9 @@ static const struct setting_option table[] = {
      "the most urgent priority it may ask for (lower is more urgent); without it, any"},
 
     {"out", "Output", SETTING_STRING, AT(out), NULL, 0, 0, NULL, CMD_QUANTIZE | CMD_TRAIN, true, "DIR",
-     "directory to write; must not hold a model yet"},
-    {"type", "Output", SETTING_CHOICE, AT(type), "int8", 0, 0, "int8|int4|nf4", CMD_QUANTIZE, true, "TYPE",
-     "weight type"},
+     "directory to write, or GGUF file; must not hold a model yet"},
+    {"type", "Output", SETTING_CHOICE, AT(type), "int8", 0, 0, "int8|int4|nf4|q8_0|q4_0", CMD_QUANTIZE, true, "TYPE",
+     "weight type; q8_0 and q4_0 are written as a GGUF file"},
     {"layout", "Output", SETTING_CHOICE, AT(layout), "packed", 0, 0, "packed|canonical", CMD_QUANTIZE, true, "LAYOUT",
      "packed for the cpu device, which maps it: starts at once, shared by processes; canonical is for any device"},
     {"json", "Output", SETTING_BOOL, AT(json), "false", 0, 0, NULL,

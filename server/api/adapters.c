@@ -7,6 +7,7 @@
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
 #include "server/access/admission.h"
+#include "server/access/keys.h"
 #include "server/api/adapter_dir.h"
 #include "server/api/app.h"
 #include "server/api/models.h"
@@ -228,9 +229,10 @@ void api_adapters_delete(struct http_req *req)
 
 struct loading {
     struct app *app;
-    struct http_req *req; /* NULL once the client disconnected; loading continues */
-    bool vllm;
-    char *name, *path; /* owned */
+    struct http_req *req;          /* NULL once the client disconnected; loading continues */
+    bool vllm, may_download, busy; /* busy: another download runs */
+    bool of_hub;                   /* the error is the hub's */
+    char *name, *path;             /* owned */
     uint64_t version;
     struct err e;
 };
@@ -240,11 +242,41 @@ static void on_close(struct http_req *req)
     ((struct loading *)req->user)->req = NULL;
 }
 
+/* A name of the hub, from its cache or downloaded.  One at a time: it holds a thread of the pool while the network
+ * sends.  @return NULL: l->e says why, unchanged where the path is no name */
+static char *find_on_hub(struct loading *l)
+{
+    struct hub h;
+    struct hub_found f = {0};
+    struct err e = {0};
+    bool is_name = false;
+    if (atomic_exchange(&l->app->downloading, true)) {
+        l->busy = true;
+        return NULL;
+    }
+    hub_open(&h);
+    h.adapters = true;
+    h.stop = &l->app->stopping;
+    int rc = hub_resolve_name(&h, l->path, &is_name, &f, &e);
+    hub_close(&h);
+    atomic_store(&l->app->downloading, false);
+    if (rc && is_name) l->e = e, l->of_hub = true;
+    char *dir = f.path;
+    f.path = NULL;
+    if (dir) log_info("adapter found on the hub name=%.100s repository=%.100s", l->name, f.name);
+    hub_found_free(&f);
+    return dir;
+}
+
 static void work_load(void *arg)
 {
     struct loading *l = arg;
     if (adapter_dir_check_name(l->app->set, l->app->engine, l->name, &l->e)) return;
     char *dir = adapter_dir_find(l->app->set, l->path, &l->e);
+    if (!dir && l->e.code == ERR_NOT_FOUND && l->may_download) {
+        dir = find_on_hub(l);
+        if (dir) l->e.code = 0;
+    }
     if (dir) engine_adapter_load(l->app->engine, l->name, dir, &l->version, &l->e);
     free(dir);
 }
@@ -267,13 +299,13 @@ static void reply_failed(struct http_req *req, bool vllm, int status, const char
     reply_json(req, status, &out);
 }
 
-static int status_of(const struct err *e)
+static int status_of(const struct loading *l)
 {
-    switch (e->code) {
+    switch (l->e.code) {
     case ERR_NOT_FOUND: return 404;
     case ERR_FULL: return 409; /* --max-adapters reached: delete one first */
     case ERR_NOMEM: return 507;
-    case ERR_IO: return 500;
+    case ERR_IO: return l->of_hub ? 502 : 500;
     default: return 422;
     }
 }
@@ -293,6 +325,12 @@ static void reply_loaded(struct loading *l)
     reply_json(l->req, 201, &out);
 }
 
+static void reply_busy(struct http_req *req, bool vllm, const char *why)
+{
+    http_set_header(req, "Retry-After", "1");
+    reply_failed(req, vllm, 429, "overloaded", why);
+}
+
 static void after_load(void *arg)
 {
     struct loading *l = arg;
@@ -300,10 +338,12 @@ static void after_load(void *arg)
     if (l->e.code) log_warn("adapter not loaded name=%.100s reason=\"%s\"", l->name, l->e.msg);
     if (l->req) {
         l->req->on_close = NULL;
-        if (!l->e.code)
+        if (l->busy)
+            reply_busy(l->req, l->vllm, "another adapter is being downloaded");
+        else if (!l->e.code)
             reply_loaded(l);
         else
-            reply_failed(l->req, l->vllm, status_of(&l->e), l->e.code == ERR_NOT_FOUND ? "not_found" : "validation",
+            reply_failed(l->req, l->vllm, status_of(l), l->e.code == ERR_NOT_FOUND ? "not_found" : "validation",
                          l->e.msg);
     }
     free(l->name);
@@ -316,6 +356,7 @@ static void begin_load(struct http_req *req, bool vllm, const char *name, const 
     struct app *app = req->app;
     struct loading *l = mem_zalloc(sizeof *l);
     *l = (struct loading){.app = app, .req = req, .vllm = vllm, .name = mem_strdup(name), .path = mem_strdup(path)};
+    l->may_download = !req->key || req->key->role == KEY_ADMIN; /* disk and network are the operators' */
     req->user = l;
     req->on_close = on_close;
     app->adapter_loads++;
@@ -355,8 +396,7 @@ static void load(struct http_req *req, bool vllm)
     cJSON *tree;
     if (not_ready(app, req)) return;
     if (app->adapter_loads >= LOADS_MAX) {
-        http_set_header(req, "Retry-After", "1");
-        reply_failed(req, vllm, 429, "overloaded", "other adapters are being loaded");
+        reply_busy(req, vllm, "other adapters are being loaded");
         return;
     }
     if (read_body(req, vllm, vllm ? "lora_name" : "name", vllm ? "lora_path" : "path", &name, &path, &tree))

@@ -8,6 +8,7 @@
 #include "server/api/chat_format.h"
 #include "server/metrics/metrics.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -52,6 +53,8 @@ struct app {
     size_t call_bytes;                 /* bytes of bodies queued for the store (store_request.h) */
     int event_streams;                 /* GET /train/{id}/events, open */
     int adapter_loads;                 /* in progress */
+    atomic_bool downloading;           /* an adapter, by a thread of the pool; any thread */
+    atomic_bool stopping;              /* the daemon ends: downloads do too; any thread */
     int validations;                   /* POST /train/validate, likewise */
 };
 

@@ -33,12 +33,12 @@ int cmd_find_model(struct settings *s, const struct hub *h, struct err *e)
 
 /* ---- a download in the foreground -------------------------------------------------------------------------------- */
 
-static volatile sig_atomic_t stop;
+static atomic_bool stop; /* lock-free: a signal handler sets it */
 
 static void on_stop(int number)
 {
     (void)number;
-    stop = 1;
+    atomic_store(&stop, true);
 }
 
 void hub_session_open(struct hub_session *c)

@@ -10,7 +10,7 @@
 #include <time.h>
 
 static const char usage[] = "tandem models [list] [--json]\n"
-                            "       tandem models rm ORG/NAME ...";
+                            "       tandem models rm ORG/NAME[@REVISION] ...";
 static const char about[] =
     "Lists the models and adapters in the cache of the Hugging Face hub with their sizes, or removes some of them.\n"
     "The cache is shared with huggingface_hub: HF_HUB_CACHE, or HF_HOME/hub, or ~/.cache/huggingface/hub.";
@@ -73,6 +73,15 @@ static int list(const struct settings *s, const struct hub *h)
     return 0;
 }
 
+/* A model, or one of its revisions. */
+static int remove_one(const struct hub *h, const char *name, uint64_t *bytes, struct err *e)
+{
+    struct repo_name r;
+    if (!strchr(name, '@')) return cache_remove(h, name, bytes, e);
+    if (repo_parse(&r, name, h->endpoint, e)) return cache_remove_revision(h, &r, bytes, e);
+    return e->code ? e->code : err_set(e, ERR_INVALID, "%.100s is not ORG/NAME@REVISION", name);
+}
+
 static int remove_all(const struct hub *h, char **names, int n)
 {
     int status = 0;
@@ -80,7 +89,7 @@ static int remove_all(const struct hub *h, char **names, int n)
         struct err e = {0};
         struct buf size = {0};
         uint64_t bytes = 0;
-        if (cache_remove(h, names[i], &bytes, &e)) {
+        if (remove_one(h, names[i], &bytes, &e)) {
             status = cmd_fail(&e);
             continue;
         }

@@ -160,6 +160,7 @@ static void set_fingerprint(struct app *app)
 static void set_state(struct server *s, enum serving_state state)
 {
     s->app.state = state;
+    if (state == SERVING_DRAINING) atomic_store(&s->app.stopping, true);
     admission_state(s->app.admission, state);
 }
 

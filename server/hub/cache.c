@@ -2,7 +2,6 @@
 
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
-#include "server/hub/lock.h"
 #include "server/json/json.h"
 
 #include <dirent.h>
@@ -13,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { INDEX_MAX = 64 << 20, FILES_MAX = 20000, DEPTH_MAX = 4, REMOVE_DEPTH = 32 };
+enum { INDEX_MAX = 64 << 20, FILES_MAX = 20000, DEPTH_MAX = 4 };
 
 char *cache_repo(const struct hub *h, const char *id)
 {
@@ -33,7 +32,7 @@ static bool has(const char *dir, const char *name)
 
 /* ---- the commit of a revision ---------------------------------------------------------------------------------- */
 
-static bool read_commit(const char *repo, const char *revision, char commit[COMMIT_DIGITS + 1])
+bool cache_commit(const char *repo, const char *revision, char commit[COMMIT_DIGITS + 1])
 {
     struct buf path = {0};
     struct err none = {0};
@@ -157,7 +156,7 @@ enum cache_state cache_find(const struct hub *h, const struct repo_name *r, char
     struct stat st;
     enum cache_state state = CACHE_NONE;
     *path = NULL;
-    if (read_commit(repo, r->revision, commit)) buf_printf(&dir, "%s/snapshots/%s", repo, commit);
+    if (cache_commit(repo, r->revision, commit)) buf_printf(&dir, "%s/snapshots/%s", repo, commit);
     if (dir.len && stat(dir.data, &st) == 0 && S_ISDIR(st.st_mode)) {
         state = CACHE_PARTIAL;
         if (!*r->quant && (model_whole(dir.data) || adapter_whole(dir.data)))
@@ -252,67 +251,4 @@ struct cache_entry *cache_list(const struct hub *h, int *n, struct err *e)
     if (d) closedir(d);
     qsort(v, (size_t)*n, sizeof *v, by_id);
     return v;
-}
-
-/* ---- removing -------------------------------------------------------------------------------------------------- */
-
-/* Whether another process downloads a file of it now. */
-static bool is_locked(const struct hub *h, const char *folder)
-{
-    struct buf dir = {0};
-    buf_printf(&dir, "%s/.locks/%s", h->cache, folder);
-    DIR *d = opendir(dir.data);
-    bool locked = false;
-    for (struct dirent *f; d && !locked && (f = readdir(d));) {
-        if (f->d_name[0] == '.') continue;
-        struct err none = {0};
-        char *path = file_join(dir.data, f->d_name);
-        int lock = lock_try(path, &none);
-        locked = lock == -1;
-        if (lock >= 0) close(lock);
-        free(path);
-    }
-    if (d) closedir(d);
-    buf_free(&dir);
-    return locked;
-}
-
-/* Removes what is in a directory, without following links.  @return whether all of it is gone */
-static bool remove_tree(int parent, const char *name, int depth, uint64_t *bytes)
-{
-    struct stat st;
-    if (fstatat(parent, name, &st, AT_SYMLINK_NOFOLLOW)) return errno == ENOENT;
-    if (!S_ISDIR(st.st_mode)) {
-        if (unlinkat(parent, name, 0)) return false;
-        if (S_ISREG(st.st_mode) && st.st_nlink == 1) *bytes += (uint64_t)st.st_size;
-        return true;
-    }
-    int fd = depth < REMOVE_DEPTH ? openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
-    DIR *d = fd < 0 ? NULL : fdopendir(fd);
-    if (!d) return false;
-    bool gone = true;
-    for (struct dirent *f; (f = readdir(d));)
-        if (strcmp(f->d_name, ".") && strcmp(f->d_name, "..")) gone &= remove_tree(fd, f->d_name, depth + 1, bytes);
-    closedir(d);
-    return unlinkat(parent, name, AT_REMOVEDIR) == 0 && gone;
-}
-
-int cache_remove(const struct hub *h, const char *id, uint64_t *bytes, struct err *e)
-{
-    struct buf folder = {0};
-    struct stat st;
-    char same[REPO_NAME_MAX + 1];
-    repo_folder(&folder, id);
-    *bytes = 0;
-    int rc = 0, cache = open(h->cache, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool is_name = repo_of_folder(folder.data, same) && strcmp(same, id) == 0 && repo_file_good(folder.data);
-    if (!is_name || cache < 0 || fstatat(cache, folder.data, &st, AT_SYMLINK_NOFOLLOW))
-        rc = err_set(e, ERR_NOT_FOUND, "%.100s is not in %.200s; `tandem models` lists what is", id, h->cache);
-    else if (is_locked(h, folder.data))
-        rc = err_set(e, ERR_FULL, "%s is being downloaded by another process", id);
-    else if (!remove_tree(cache, folder.data, 0, bytes))
-        rc = err_set(e, ERR_IO, "%s: not all of it could be removed: %s", id, strerror(errno));
-    if (cache >= 0) close(cache);
-    buf_free(&folder);
-    return rc;
 }

@@ -21,6 +21,9 @@ enum cache_state { CACHE_NONE, CACHE_PARTIAL, CACHE_WHOLE };
 
 char *cache_repo(const struct hub *, const char *id); /* CACHE/models--ORG--NAME, owned by the caller */
 
+/* The commit that a revision of the repository at that path is: a ref's, or it is one itself.  @return false: neither */
+bool cache_commit(const char *repo, const char *revision, char commit[COMMIT_DIGITS + 1]);
+
 /* Looks for what a name means.  CACHE_WHOLE: *path is a snapshot with all its files, or the GGUF file; CACHE_PARTIAL:
  * *path is a snapshot where files are missing; *path is owned by the caller.  With *e set: several GGUF files match. */
 enum cache_state cache_find(const struct hub *, const struct repo_name *, char **path, struct err *e);
@@ -43,5 +46,8 @@ struct cache_entry *cache_list(const struct hub *, int *n, struct err *e);
 /* Removes a model with all its revisions; *bytes were freed.  Refused while it is being downloaded.  Blobs that are
  * links into CACHE/blobs stay there: other repositories may have them. */
 int cache_remove(const struct hub *, const char *id, uint64_t *bytes, struct err *e);
+/* Removes the snapshot of one revision, the refs that name its commit, and the blobs that no other snapshot links to;
+ * the whole model where it is the only one. */
+int cache_remove_revision(const struct hub *, const struct repo_name *, uint64_t *bytes, struct err *e);
 
 #endif

@@ -7,7 +7,7 @@
 
 #include "engine/base/err.h"
 
-#include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -34,7 +34,8 @@ struct hub {
     /* set by the caller */
     hub_report_fn *report; /* NULL: none */
     void *report_arg;
-    const volatile sig_atomic_t *stop; /* becomes nonzero: downloads end, and can be continued; NULL: never */
+    bool adapters;                     /* only adapters are downloaded, and of a repository nothing else */
+    const atomic_bool *stop;           /* becomes true: downloads end, and can be continued; NULL: never */
 };
 
 void hub_open(struct hub *);
@@ -49,6 +50,9 @@ struct hub_found {
 /* @return 0; or an error code with *e: a name of the hub that is neither in the cache nor can be downloaded, a URL of
  * something else.  A path is returned as it is, whether or not it exists. */
 int hub_resolve(const struct hub *, const char *text, struct hub_found *, struct err *e);
+/* The same for what a client names: never a path.  *is_name: whether it has the form of a name or of a URL, good or not;
+ * if it has not, ERR_INVALID. */
+int hub_resolve_name(const struct hub *, const char *text, bool *is_name, struct hub_found *, struct err *e);
 void hub_found_free(struct hub_found *);
 /* Asks the hub what the name's revision is now, and downloads what of it is missing.  With a path: ERR_INVALID. */
 int hub_pull(const struct hub *, const char *text, struct hub_found *, struct err *e);

@@ -76,10 +76,24 @@ static int say_no_weights(const struct listing *l, struct err *e)
     return err_set(e, ERR_UNSUPPORTED, "there are neither safetensors nor a GGUF file in it");
 }
 
+static bool has_adapter(const struct listing *l)
+{
+    return listing_find(l, "adapter_config.json") && listing_find(l, "adapter_model.safetensors");
+}
+
 static bool has_model(const struct listing *l)
 {
     return listing_find(l, "model.safetensors") || listing_find(l, "model.safetensors.index.json") ||
-           (listing_find(l, "adapter_config.json") && listing_find(l, "adapter_model.safetensors"));
+           has_adapter(l);
+}
+
+static int choose_adapter(struct choice *c, const struct listing *l, struct err *e)
+{
+    static const char *const names[] = {"adapter_config.json", "adapter_model.safetensors"};
+    if (!has_adapter(l))
+        return err_set(e, ERR_UNSUPPORTED, "not an adapter: adapter_config.json or adapter_model.safetensors is missing");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) choose(c, listing_find(l, names[i]));
+    return 0;
 }
 
 static int choose_first(struct choice *c, const struct listing *l, const char *quant, struct err *e)
@@ -143,7 +157,7 @@ static int download_all(const struct download *d, const struct listing *l, struc
     char *snapshot = download_snapshot(d);
     int rc = download_prepare(d, e);
     if (!rc) rc = download_files(d, c->v, c->n, e);
-    if (!rc && !c->gguf) {
+    if (!rc && !c->gguf && !d->hub->adapters) {
         c->n = 0;
         rc = choose_weights(c, l, snapshot, e);
         if (rc) err_prefix(e, "%s", d->name->id);
@@ -164,7 +178,7 @@ int pull(const struct hub *h, const struct repo_name *r, struct hub_found *f, st
     struct download d = {.hub = h, .name = r, .commit = l.commit, .progress = &p};
     c.v = mem_array((size_t)l.n + 1, sizeof(const struct hub_file *));
     progress_begin(&p, r->id);
-    rc = choose_first(&c, &l, r->quant, e);
+    rc = h->adapters ? choose_adapter(&c, &l, e) : choose_first(&c, &l, r->quant, e);
     if (rc)
         err_prefix(e, "%s", r->id);
     else

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import BINARY, ENV, MODEL, ROOT, wait_for
 from hub_server import Hub, Repo
+from keys import new_key
 
 ADAPTER = ROOT / "models" / "demo-pirate"
 DEMO = {p.name: p.read_bytes() for p in MODEL.iterdir() if p.suffix in (".json", ".safetensors")}
@@ -360,6 +362,114 @@ def test_models_are_not_removed(run, pull, hub, home, tmp_path):
         assert got.returncode == 1 and b"is being downloaded" in got.stderr and repo_dir(home).exists()
     good(run("models", "rm", "Org/Demo", env=env))
     assert (outside / "keep").exists() and not repo_dir(home).exists()
+
+
+def test_a_revision_is_removed(run, pull, hub, home):
+    """Its snapshot, the names that point at it, and the files that no other revision has."""
+    env, one = environment(hub, home), hub.repos["Org/Pirate"]
+    good(pull("Org/Pirate"))
+    two = Repo({**one.files, "adapter_config.json": one.files["adapter_config.json"] + b"\n"})
+    two.refs |= {one.commit: one.commit, "old/1": two.commit}
+    hub.repos["Org/Pirate"] = two
+    good(pull("Org/Pirate", "Org/Pirate@old/1"))
+    repo = repo_dir(home, "Org/Pirate")
+    weights, configs = one.etag("adapter_model.safetensors"), [r.etag("adapter_config.json") for r in (one, two)]
+    assert len(os.listdir(repo / "snapshots")) == 2
+    for name in ("Org/Pirate@none", "Org/None@main", "Org/Pirate@", "Org/Pirate@../x", "Org/Pirate@" + "0" * 40):
+        got = run("models", "rm", name, env=env)
+        assert got.returncode == 1 and len(os.listdir(repo / "snapshots")) == 2, name
+    got = good(run("models", "rm", f"Org/Pirate@{one.commit}", env=env))
+    assert f"Org/Pirate@{one.commit}: removed, {len(one.files['adapter_config.json'])} B".encode() in got.stderr, got.stderr
+    assert os.listdir(repo / "snapshots") == [two.commit] and (repo / "refs" / "main").read_text() == two.commit
+    assert not (repo / "blobs" / configs[0]).exists() and (repo / "blobs" / weights).exists() and (repo / "blobs" / configs[1]).exists()
+    scan = python(hub, home, "from huggingface_hub import scan_cache_dir as s; c = s(); print(len(c.warnings), [len(r.revisions) for r in c.repos])")
+    assert scan == "0 [1]"
+    good(run("models", "rm", "Org/Pirate@old/1", env=env))
+    assert not repo.exists()
+
+
+def test_a_revision_with_others_branches(run, pull, hub, home):
+    """Of two branches at different commits the removed one's name is gone, and the other's stays."""
+    env, one = environment(hub, home), hub.repos["Org/Pirate"]
+    good(pull("Org/Pirate"))
+    two = Repo({**one.files, "adapter_config.json": one.files["adapter_config.json"] + b"\n"})
+    two.refs |= {"dev": two.commit}
+    hub.repos["Org/Pirate"] = two
+    good(pull("Org/Pirate@dev"))
+    good(run("models", "rm", "Org/Pirate@dev", env=env))
+    repo = repo_dir(home, "Org/Pirate")
+    assert os.listdir(repo / "snapshots") == [one.commit] and os.listdir(repo / "refs") == ["main"]
+    assert good(run("generate", "--prompt", "x", "--max-new-tokens", 1, "--adapter", "Org/Pirate", env={**env, "HF_HUB_OFFLINE": "1"}))
+
+
+# ---- POST /adapters --------------------------------------------------------------------------------------------------
+
+def load(server, path, name="a", **kw):
+    return server.post("/adapters", {"name": name, "path": path}, **kw)
+
+
+def test_an_adapter_is_loaded_by_name(start, hub, home):
+    """Downloaded while other requests run, then found in the cache; of a repository with more than an adapter nothing else comes."""
+    hub.repos["Org/Both"] = Repo({**hub.repos["Org/Pirate"].files, "model.safetensors": WEIGHTS})
+    with start(env=environment(hub, home)) as server:
+        hub.slow = 0.05
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(load, server, "Org/Pirate", "pirate")
+            assert hub.sending.wait(20)
+            assert server.generate("Tom", max_new_tokens=4)["generated_text"] and not first.done()
+            again = load(server, "Org/Both", "both")
+            assert again.status_code == 429 and "another adapter is being downloaded" in again.text and again.headers["Retry-After"] == "1"
+            hub.slow = 0
+            assert first.result().status_code == 201, first.result().text
+        assert server.generate("Tom", max_new_tokens=4, adapter_id="pirate")["generated_text"]
+        requests = len(hub.requests)
+        assert load(server, "Org/Pirate@main", "again").status_code == 201 and len(hub.requests) == requests
+        assert load(server, "Org/Both", "both").status_code == 201
+        snapshot = next((repo_dir(home, "Org/Both") / "snapshots").iterdir())
+        assert sorted(os.listdir(snapshot)) == ["adapter_config.json", "adapter_model.safetensors"]
+        answer = server.post("/v1/load_lora_adapter", {"lora_name": "vllm", "lora_path": "Org/Pirate"})
+        assert answer.status_code == 200, answer.text
+
+
+def test_an_adapter_that_is_none(start, hub, home):
+    """What is wrong is said as on the command line; nothing is downloaded of a model."""
+    hub.repos["Org/Closed"] = Repo(hub.repos["Org/Pirate"].files, gated=True)
+    with start(env=environment(hub, home)) as server:
+        for path, status, says in (("Org/Demo", 422, "Org/Demo: not an adapter: adapter_config.json or"), ("Org/None", 404, "no such model on the hub"),
+                                   ("Org/Closed", 404, "is gated"), ("a--b/c", 422, "a--b"), ("nowhere", 404, "is no directory within --adapter-dir"),
+                                   ("models/demo-pirate", 404, "no such model"), ("../demo-pirate", 404, "is no directory within"),
+                                   (str(ADAPTER), 404, "is no directory within"), ("https://example.com/a/b", 422, "example.com")):
+            answer = load(server, path)
+            assert answer.status_code == status and says in answer.text, (path, answer.status_code, answer.text)
+        assert not hub.storage_requests
+        hub.fail_with, hub.failing = 500, 100
+        answer = load(server, "Org/Pirate")
+        assert answer.status_code == 502 and "500" in answer.text, answer.text
+        assert server.get("/health").status_code == 200
+    with start(env=environment(hub, home, HF_HUB_OFFLINE="1")) as server:
+        answer = load(server, "Org/Pirate")
+        assert answer.status_code == 404 and "HF_HUB_OFFLINE is set, so nothing is downloaded" in answer.text
+
+
+def test_only_operators_download(start, hub, home, tmp_path):
+    keys = {role: new_key(tmp_path / "keys", role, role) for role in ("train", "admin")}
+    with start("--api-keys", tmp_path / "keys", key=keys["admin"], env=environment(hub, home)) as server:
+        answer = load(server, "Org/Pirate", headers={"Authorization": f"Bearer {keys['train']}"})
+        assert answer.status_code == 404 and "is no directory within --adapter-dir" in answer.text and not hub.requests
+        assert load(server, "Org/Pirate").status_code == 201
+
+
+def test_a_download_ends_with_the_daemon(start, hub, home):
+    """What came stays for the next time."""
+    hub.slow = 0.2
+    with ThreadPoolExecutor(1) as pool:
+        with start(env=environment(hub, home)) as server:
+            answer = pool.submit(load, server, "Org/Pirate")
+            assert hub.sending.wait(20)
+            begin = time.monotonic()
+        assert time.monotonic() - begin < 20
+        assert answer.exception() or answer.result().status_code >= 500
+    hub.slow = 0
 
 
 # ---- refused, broken, hostile ----------------------------------------------------------------------------------------

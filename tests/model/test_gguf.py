@@ -104,7 +104,7 @@ def test_unrotated_layers(text, tmp_path):
 def test_architectures(name, text, tmp_path):
     """Quantised matrices of the other architectures, permuted and transposed ones included."""
     kind = gguf.GGMLQuantizationType[name]
-    for model in ("llama-f16", "gpt2", "tinystories-656k", "gpt-neox", "mixtral", "qwen2-moe", "olmo2"):
+    for model in ("llama-f16", "gpt2", "tinystories-656k", "gpt-neox", "mixtral", "qwen2-moe", "olmo2", "gpt-oss-mxfp4"):
         gguf_models.convert(MODELS / model, tmp_path / "m.gguf", kind, pre=pre_of(model))
         assert perplexity(tmp_path / "m.gguf", text) == pytest.approx(perplexity(MODELS / model, text), rel=0.1)
 

@@ -173,7 +173,7 @@ static float *logits_of(struct model *m, int chunk, int others)
     int vocab = m->c.vocab;
     int32_t tokens[TEXTS][T], pages[TEXTS][EACH];
     struct step_batch_seq seq[TEXTS] = {{0}};
-    float *out = mem_array((size_t)(T * vocab), sizeof *out);
+    float *out = mem_array((size_t)T * (size_t)vocab, sizeof *out);
     assert_int_equal(step_batch_open(&b, m->d, TEXTS * T, TEXTS, TEXTS * T, EACH), 0);
     for (int i = 0; i < TEXTS; i++) {
         for (int t = 0; t < T; t++) tokens[i][t] = (t * 37 + i * 101 + t * t * i) % vocab;

@@ -253,7 +253,7 @@ static void bench_linears(struct bench_all *b)
         bench_linear(b, types[k], 2 * INTER, HIDDEN, true, few, 4);
         if (!f32) bench_linear(b, types[k], VOCAB, HIDDEN, false, head, 3);
     }
-    for (size_t k = 0; k < sizeof block_kinds / sizeof *block_kinds && b->d->ops->host_memory; k++) {
+    for (size_t k = 0; k < sizeof block_kinds / sizeof *block_kinds; k++) {
         b->block = block_kinds + k;
         bench_linear(b, DT_BLOCK, 2 * INTER, HIDDEN, false, few, 4);
         bench_linear(b, DT_BLOCK, HIDDEN, INTER, false, few, 4);

@@ -17,6 +17,7 @@ enum area { AREA_X, AREA_Y, AREA_W, AREA_ATTN, AREA_SAMPLE, AREA_SUM, AREA_NORM,
 
 struct gpu_pending; /* results that finish copies to the caller's memory */
 struct gpu_block;
+struct block_run;
 struct gpu_held; /* memory reserved by hold, from which allocations are made */
 struct gpu_graph;
 
@@ -174,7 +175,8 @@ static inline unsigned blocks_for(size_t n, int per_block)
 
 /* Rows in their order, outputs of gate before those of up, padded with zeros to `row_bytes`, a multiple of 16:
  *   f32, bf16, f16: values.  int8: values, scale f32 [rows].  nf4: as in weight_src, scale f32 [rows][cols / 64].
- *   int4: as in weight_src, groups of the last columns padded; scale f16 [rows][n_groups]. */
+ *   int4: as in weight_src, groups of the last columns padded; scale f16 [rows][n_groups].
+ *   block: see gemm/block.h; group, n_groups, row_bytes and scale are 0. */
 struct gpu_weight {
     enum dtype t;
     int rows, cols, group, n_groups; /* group: of int4 and nf4, else 0; n_groups: scales of a row, 0 for floats */
@@ -182,6 +184,8 @@ struct gpu_weight {
     size_t row_bytes, bytes; /* bytes: of the whole allocation */
     uint8_t *data;           /* (rows, row_bytes) */
     const void *scale;       /* within data */
+    struct block_run *runs;  /* of block: in host memory, owned; data begins with a copy of them */
+    int n_runs;
 };
 
 static inline const gpu_weight *weight_of(const struct weight *w)

@@ -100,6 +100,19 @@ def test_unrotated_layers(text, tmp_path):
     assert perplexity(tmp_path / "m.gguf", text) != pytest.approx(perplexity(MODELS / "smollm3", text), rel=1e-4)
 
 
+@pytest.mark.parametrize(("name", "mixture"), [("Q4_K", False), pytest.param("Q6_K", False, marks=pytest.mark.full),
+                                               pytest.param("Q8_0", True, marks=pytest.mark.full),
+                                               pytest.param("Q4_K", True, marks=pytest.mark.full)])
+def test_types_on_simt(name, mixture, text, tmp_path):
+    """The kernels for GPUs predict what the cpu does, whose activations are rounded alike; the KV cache has another type."""
+    short = tmp_path / "short"
+    short.write_bytes(text.read_bytes()[:300])
+    gguf_models.random_model(tmp_path / "m.gguf", gguf.GGMLQuantizationType[name], False, MODELS / "llama-f16", mixture=mixture)
+    cpu, simt = (json.loads(tandem("perplexity", "--model", tmp_path / "m.gguf", "--file", short, "--window", 40,
+                                   "--device", device, "--json"))["perplexity"] for device in ("cpu", "simt"))
+    assert simt == pytest.approx(cpu, rel=5e-3)
+
+
 @pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q8_0"])
 def test_architectures(name, text, tmp_path):
     """Quantised matrices of the other architectures, permuted and transposed ones included."""

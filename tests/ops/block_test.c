@@ -171,6 +171,24 @@ static void gate_case(struct dev *d, int gate, int up, int M, int F, int K)
     weight_case_free(&g), weight_case_free(&u);
 }
 
+/* Codes stay at about their width, and scales on two levels. */
+static void sizes(struct dev *d)
+{
+    enum { N = 128, K = 1024 };
+    static const struct {
+        int kind;
+        double bits;
+    } most[] = {{0, 8.75}, {1, 4.75}, {2, 6.75}, {8, 4.75}, {9, 4.75}};
+    for (size_t i = 0; i < sizeof most / sizeof *most; i++) {
+        struct weight_case c = weight_random(DT_BLOCK, N, K, most[i].kind);
+        struct weight *w = weight_put(d, &c);
+        double bits = 8.0 * (double)d->ops->weight_bytes(w) / N / K;
+        CHECK(bits <= most[i].bits, "%s takes %.2f bits a weight", block_kinds[most[i].kind].name, bits);
+        d->ops->weight_free(d, w);
+        weight_case_free(&c);
+    }
+}
+
 static void refused(struct dev *d, const char *what, const struct weight_src *s)
 {
     struct weight *w = d->ops->weight_pack(d, s, 1);
@@ -244,6 +262,7 @@ void test_blocks(const char *name)
         for (size_t k = 0; k < sizeof rows / sizeof *rows; k++)
             stack_case(d, ref, rows[k], kinds[i], k % 2 ? 256 : 333);
     refusals(d);
+    if (strcmp(name, "ref")) sizes(d);
     from_i4(d);
     dev_close(d);
     dev_close(ref);

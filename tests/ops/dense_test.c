@@ -596,8 +596,8 @@ static void rows_in_class(struct dev *d, const struct weight_case *c, const floa
 void test_row_classes(const char *name)
 {
     enum { M = 140, N = 70, K = 320 };
-    /* floats to 16 rows, bf16 over rounded rows to 8, nf4 in bf16 from 17; int8 as many as there are; int4 to 8 rows,
-     * and more */
+    /* floats to 16 rows, bf16 over rounded rows to 8, nf4 in bf16 from 17; int8 as many as there are; int4 and block
+     * to 8 rows, and more */
     static const int rounded[] = {1, 2, 3, 4, 7, 8, 0}, floats[] = {1, 2, 3, 4, 7, 8, 9, 15, 16, 0},
                      int8[] = {1, 3, 8, 9, 16, 17, 33, 64, 65, 129, 0}, int4[] = {1, 2, 3, 5, 8, 0},
                      int4_many[] = {9, 16, 17, 32, 33, 64, 65, 100, 129, 0},
@@ -611,7 +611,7 @@ void test_row_classes(const char *name)
             enum dtype t = weight_kinds[k].t;
             if (!packs(d, t) || (bf16 && t != DT_BF16 && (t != DT_NF4 || !d->ops->rounds_more))) continue;
             struct weight_case c = weight_random(t, N, K, weight_kinds[k].group);
-            if (t == DT_I4) {
+            if (t == DT_I4 || t == DT_BLOCK) {
                 rows_in_class(d, &c, x, 8, int4);
                 rows_in_class(d, &c, x, M, int4_many);
             } else if (t == DT_I8) {
@@ -645,7 +645,7 @@ static const struct row_bounds {
 } row_bounds[] = {
     {DT_F32, 0, false, {16}}, {DT_F16, 0, false, {16}},  {DT_F16, 0, true, {16}},       {DT_BF16, 0, false, {16}},
     {DT_BF16, 0, true, {8}},  {DT_NF4, 64, false, {16}}, {DT_NF4, 64, true, {16, 256}}, {DT_I8, 0, false, {0}},
-    {DT_I4, 32, false, {8}},  {DT_I4, 128, false, {8}},
+    {DT_I4, 32, false, {8}},  {DT_I4, 128, false, {8}},  {DT_BLOCK, 1, false, {8}},     {DT_BLOCK, 2, false, {8}},
 };
 
 /* Only for simt, where products of many rows, which are cuBLASLt's, have one order. */

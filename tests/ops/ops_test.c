@@ -156,6 +156,7 @@ static int test_device(const char *name)
         test_outliers(d);
         test_int8_many(d);
         dev_close(d);
+        test_blocks(name);
         test_row_classes(name);
         if (strcmp(name, "simt") == 0) test_row_bounds(name);
         with_bf16_x = true;

@@ -163,6 +163,7 @@ void norms_prequantise(struct dev *dev, struct dev *ref, bool add)
         {7, 131, 17, DT_I8, 0, NORM_RMS, 0, false, false},   {7, 128, 17, DT_I4, 32, NORM_RMS, 3, false, false},
         {7, 128, 17, DT_F32, 0, NORM_RMS, 0, false, false},  {7, 4, 3, DT_I8, 0, NORM_RMS, 0, true, false},
         {7, 192, 17, DT_NF4, 64, NORM_RMS, 0, false, false}, {17, 20, 3, DT_I4, 32, NORM_LAYER, 0, true, false},
+        {9, 132, 40, DT_BLOCK, 1, NORM_RMS, 0, true, false}, {3, 640, 17, DT_BLOCK, 2, NORM_LAYER, 0, true, true},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) ahead_one(dev, ref, &all[i], add);
 }

@@ -768,7 +768,6 @@ void test_train_gemm(const char *const *levels, int n_levels)
     for (size_t k = 0; k < sizeof weight_kinds / sizeof *weight_kinds; k++)
         for (int gate_up = 0; gate_up < 2; gate_up++) {
             struct weight_kind kind = weight_kinds[k];
-            if (kind.t == DT_BLOCK && strncmp(levels[0], "cpu", 3)) continue;
             struct bits_case b = {"linear_back", 29, kind.t == DT_NF4 ? 128 : 97, bits_back, true, .depth = 66};
             b.weight = any_weight(kind, b.depth, b.cols, gate_up);
             bits_run(b, levels, n_levels);

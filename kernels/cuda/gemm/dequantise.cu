@@ -1,5 +1,6 @@
 /* Dequantises packed weights for GEMMs that take floats: backward GEMMs and those of many rows. One slice of a
  * weight at a time, which stays in L2 until it is multiplied. */
+#include "kernels/cuda/gemm/block.cuh"
 #include "kernels/cuda/gemm/dense_gemm.h"
 #include "kernels/cuda/gemm/dequantise.h"
 #include "kernels/cuda/gemm/nf4.cuh"
@@ -14,6 +15,7 @@ struct dequantise_args {
     const void *scale;   /* its scales */
     size_t row_bytes;
     int rows, cols, group, n_groups;
+    int first; /* of block, whose `data` are the weight's runs */
 };
 
 /* Eight values from column c on, c a multiple of 8, of a row of type T. Past the last column: the padding's values. */
@@ -22,7 +24,13 @@ __device__ inline void values_of(float (&v)[WIDE], const struct dequantise_args 
                                  int c)
 {
     const uint8_t *p = g.data + (size_t)row * g.row_bytes;
-    if constexpr (T == DT_BF16 || T == DT_F16) {
+    if constexpr (T == DT_BLOCK) {
+        block_output from(reinterpret_cast<const block_run *>(g.data), g.first + row);
+        block_scales scales = from.scales(c);
+        uint2 w = block_unpack(*from.form, from.codes(), c / WIDE);
+#pragma unroll
+        for (int i = 0; i < WIDE; i++) v[i] = from.value(w, i, scales);
+    } else if constexpr (T == DT_BF16 || T == DT_F16) {
         uint4 w = *reinterpret_cast<const uint4 *>(p + (size_t)c * 2);
         unsigned u[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
@@ -81,7 +89,8 @@ dequantise_fn dequantise_of(enum dtype t, bool half)
                {DT_F16, {dequantise_kernel<DT_F16, false>, dequantise_kernel<DT_F16, true>}},
                {DT_I8, {dequantise_kernel<DT_I8, false>, dequantise_kernel<DT_I8, true>}},
                {DT_I4, {dequantise_kernel<DT_I4, false>, dequantise_kernel<DT_I4, true>}},
-               {DT_NF4, {dequantise_kernel<DT_NF4, false>, dequantise_kernel<DT_NF4, true>}}};
+               {DT_NF4, {dequantise_kernel<DT_NF4, false>, dequantise_kernel<DT_NF4, true>}},
+               {DT_BLOCK, {dequantise_kernel<DT_BLOCK, false>, dequantise_kernel<DT_BLOCK, true>}}};
     for (const auto &a : all)
         if (a.t == t) return a.fn[half];
     return nullptr;
@@ -91,7 +100,7 @@ dequantise_fn dequantise_of(enum dtype t, bool half)
 
 const void *dequantise_rows(gpu_dev *d, const char *op, const gpu_weight *w, int first, int rows, bool half, int *ld)
 {
-    const uint8_t *data = w->data + (size_t)first * w->row_bytes;
+    const uint8_t *data = w->data + (size_t)first * w->row_bytes; /* of block: the runs */
     if (w->t == (half ? DT_BF16 : DT_F32)) {
         *ld = (int)(w->row_bytes / (half ? 2 : 4));
         return data;
@@ -105,7 +114,8 @@ const void *dequantise_rows(gpu_dev *d, const char *op, const gpu_weight *w, int
                                 .rows = rows,
                                 .cols = w->cols,
                                 .group = w->group,
-                                .n_groups = w->n_groups};
+                                .n_groups = w->n_groups,
+                                .first = first};
     if (w->scale) g.scale = static_cast<const uint8_t *>(w->scale) + (size_t)first * (size_t)w->n_groups * one;
     LAUNCH(d, op, dequantise_of(w->t, half), dim3(blocks_for(n / WIDE, DEQUANTISE_THREADS)), dim3(DEQUANTISE_THREADS),
            w->t == DT_NF4 ? sizeof(nf4_table) : 0, to, g, nf4_values());

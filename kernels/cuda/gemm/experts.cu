@@ -5,6 +5,8 @@
  * sums are in an order that depends on K alone. Made for few rows per expert; with many rows weights come from the
  * caches. */
 #include "kernels/cuda/act.cuh"
+#include "kernels/cuda/gemm/block.cuh"
+#include "kernels/cuda/gemm/dot.cuh"
 #include "kernels/cuda/gemm/nf4.cuh"
 #include "kernels/cuda/warp.cuh"
 
@@ -13,7 +15,8 @@ namespace {
 
 enum { EXPERT_THREADS = 256, EXPERT_WARPS = EXPERT_THREADS / 32, TABLE = 128 };
 
-/* The weights of up to TABLE experts, in a kernel's parameters. */
+/* The weights of up to TABLE experts, in a kernel's parameters. Of block, `data` are the weight's runs: experts may
+ * differ in their forms. */
 struct expert_table {
     const uint8_t *data[TABLE];
     const void *scale[TABLE];
@@ -27,7 +30,7 @@ struct expert_args {
     size_t row_bytes;
     bool gate, round_x;
     enum act_kind act;
-    quantised q; /* of x, for int8 and int4 */
+    quantised q; /* of x, for int8, int4 and block */
 };
 
 /* Values c of a row of a float weight. */
@@ -63,12 +66,35 @@ __device__ inline float dot_quantised(const uint8_t *row, const void *scale, con
     }
 }
 
+/* Likewise of block weights: a lane has eight columns of each 256, all in one group. */
+__device__ inline float dot_block(const uint8_t *runs, const expert_args &a, int n, const int8_t *q)
+{
+    block_output from(reinterpret_cast<const block_run *>(runs), n);
+    const uint8_t *codes = from.codes();
+    float sum = 0;
+#pragma unroll 1
+    for (int v = (int)threadIdx.x % 32; v < a.q.ld / 8; v += 32) {
+        uint2 x = reinterpret_cast<const uint2 *>(q)[v], w = block_unpack(*from.form, codes, v);
+        block_scales by = from.scales(8 * v);
+        int all = dot8({0x01010101u, 0x01010101u}, x), s = dot8(w, x, from.form->zero * all);
+        sum = fmaf(-(float)all, by.minimum, fmaf((float)s, by.scale, sum));
+    }
+    return warp_sum(sum);
+}
+
 template <enum dtype T>
 __device__ inline float dot_output(const uint8_t *data, const void *scale, const expert_args &a, const nf4_table &code,
                                    int n, int m)
 {
     const uint8_t *row = data + (size_t)n * a.row_bytes;
-    if constexpr (T == DT_I8 || T == DT_I4) {
+    if constexpr (T == DT_BLOCK) {
+        float v = 0;
+#pragma unroll 1
+        for (int pass = 0; pass <= a.q.outlier[m]; pass++)
+            v += dot_block(data, a, n, (pass ? a.q.rest : a.q.q) + (size_t)m * (size_t)a.q.ld) *
+                 (pass ? a.q.rest_step[m] : a.q.step[m]);
+        return v;
+    } else if constexpr (T == DT_I8 || T == DT_I4) {
         float v = dot_quantised<T>(row, scale, a, n, a.q.q + (size_t)m * (size_t)a.q.ld) * a.q.step[m];
         if (a.q.outlier[m])
             v += dot_quantised<T>(row, scale, a, n, a.q.rest + (size_t)m * (size_t)a.q.ld) * a.q.rest_step[m];
@@ -120,6 +146,7 @@ experts_fn kernel_of(enum dtype t)
     case DT_F16: return experts_kernel<DT_F16>;
     case DT_I8: return experts_kernel<DT_I8>;
     case DT_I4: return experts_kernel<DT_I4>;
+    case DT_BLOCK: return experts_kernel<DT_BLOCK>;
     default: return experts_kernel<DT_NF4>;
     }
 }
@@ -131,6 +158,7 @@ __device__ inline float weight_value(const uint8_t *data, const void *scale, con
 {
     const uint8_t *row = data + (size_t)n * a.row_bytes;
     size_t groups = (size_t)n * (size_t)a.n_groups;
+    if constexpr (T == DT_BLOCK) return block_output(reinterpret_cast<const block_run *>(data), n).value(c);
     if constexpr (T == DT_I8)
         return (float)reinterpret_cast<const int8_t *>(row)[c] * static_cast<const float *>(scale)[n];
     if constexpr (T == DT_I4)
@@ -165,6 +193,7 @@ experts_fn back_of(enum dtype t)
     case DT_F16: return experts_back_kernel<DT_F16>;
     case DT_I8: return experts_back_kernel<DT_I8>;
     case DT_I4: return experts_back_kernel<DT_I4>;
+    case DT_BLOCK: return experts_back_kernel<DT_BLOCK>;
     default: return experts_back_kernel<DT_NF4>;
     }
 }
@@ -180,7 +209,7 @@ void run(gpu_dev *d, const char *op, const struct weight *const *w, int n, bool 
     a->n_groups = shape->n_groups;
     a->row_bytes = shape->row_bytes;
     a->round_x = shape->t == DT_BF16 && d->head.bf16_x;
-    bool is_int = shape->t == DT_I8 || shape->t == DT_I4;
+    bool is_int = shape->t == DT_I8 || shape->t == DT_I4 || shape->t == DT_BLOCK;
     if (is_int && !back && !quantise_rows(d, op, &a->x, false, &a->q)) return;
     int outputs = back ? a->K : a->gate ? a->N / 2 : a->N;
     for (a->first = 0; a->first < n; a->first += TABLE) {

@@ -98,17 +98,37 @@ __device__ inline void write_outputs(const packed_gemm &p, int unit, const float
     }
 }
 
+/* The order in which STREAM, which derives from this, loads its `vectors` by load(slot, vector): U in flight, every
+ * 32nd. */
+template <class STREAM, int U> struct stream_order {
+    int vectors;
+
+    __device__ void begin()
+    {
+        UNROLL for (int u = 0; u < U; u++) static_cast<STREAM *>(this)->load(u, (int)threadIdx.x % 32 + u * 32);
+    }
+
+    /* Piece k has been used: loads the next one; with `around`, after the last the first again, for a second pass. */
+    __device__ void next(int u, int k, bool around)
+    {
+        k += 32 * U;
+        if (around && k >= vectors) k = (int)threadIdx.x % 32 + u * 32;
+        static_cast<STREAM *>(this)->load(u, k);
+    }
+};
+
 /* The loads of a warp's R rows of weights that this lane has in flight: U vectors of each row, refilled as they are
  * used. W: `vector`, what a lane loads at a time; `scale`, the type of the scales, each of which covers
  * 2^shift vectors; SCALED: whether there are scales. */
-template <class W, int R, int U> struct weight_stream {
+template <class W, int R, int U> struct weight_stream : stream_order<weight_stream<W, R, U>, U> {
+    using stream_order<weight_stream<W, R, U>, U>::vectors;
     typedef typename W::vector vector;
     typedef typename W::scale scale;
 
     const vector *w[R];
     const scale *scales;
     unsigned scale_at[R]; /* index of the first scale of a row */
-    int vectors, shift;
+    int shift;
     vector at[U][R] = {};
     scale by[U][R] = {};
 
@@ -133,19 +153,6 @@ template <class W, int R, int U> struct weight_stream {
             at[u][r] = load_stream(w[r] + k);
             if constexpr (W::SCALED) by[u][r] = scales[scale_at[r] + (unsigned)(k >> shift)];
         }
-    }
-
-    __device__ void begin()
-    {
-        UNROLL for (int u = 0; u < U; u++) load(u, (int)threadIdx.x % 32 + u * 32);
-    }
-
-    /* Piece k has been used: loads the next one; with `around`, after the last the first again, for a second pass. */
-    __device__ void next(int u, int k, bool around)
-    {
-        k += 32 * U;
-        if (around && k >= vectors) k = (int)threadIdx.x % 32 + u * 32;
-        load(u, k);
     }
 
     /* Prefetches the n vectors after the first U into L2. */

@@ -1,8 +1,8 @@
 /* GEMMs with packed weights: chooses the kernel, by type and number of rows.
  *
- *   rows             f32, f16, nf4, bf16            int8, int4 (over quantised rows, see quantise.cu)
- *   to GEMV_ROWS..   gemv_float                     gemv_int
- *   more             cuBLASLt, in f32, bf16, f16;   mma_int; of many rows and int8 cuBLASLt (many_int.cu)
+ *   rows             f32, f16, nf4, bf16            int8, int4, block (over quantised rows, see quantise.cu)
+ *   to GEMV_ROWS..   gemv_float                     gemv_int, gemv_block
+ *   more             cuBLASLt, in f32, bf16, f16;   mma_int, mma_block; of many rows and int8 cuBLASLt (many_int.cu)
  *                    nf4 in bf16 to MMA_ROWS_NF4: mma_nf4
  *
  * Within one of these kernels a row's bits do not depend on the other rows; kernels for different numbers of rows
@@ -162,7 +162,7 @@ packed_gemm packed_gemm_of(const gpu_weight *w, int first, int rows, const float
 
 bool is_int(const gpu_weight *w)
 {
-    return w->t == DT_I8 || w->t == DT_I4;
+    return w->t == DT_I8 || w->t == DT_I4 || w->t == DT_BLOCK;
 }
 
 /* Whether x is rounded to bf16. */
@@ -176,18 +176,51 @@ bool few_rows(const gpu_dev *d, const gpu_weight *w, int rows)
     return rows <= (is_int(w) ? GEMV_ROWS_INT : rounds(d, w) ? GEMV_ROWS_ROUNDED : GEMV_ROWS);
 }
 
+/* The outputs of p run by run. */
+void multiply_block(gpu_dev *d, const char *op, const gpu_weight *w, const packed_gemm *p, const quantised *q)
+{
+    int outputs = p->gate ? 2 * p->N : p->N; /* with gate there is one run */
+    for (int i = 0; i < w->n_runs; i++) {
+        const block_run *run = w->runs + i;
+        int first = p->first > run->first ? p->first : run->first;
+        int end = p->first + outputs < run->end ? p->first + outputs : run->end;
+        if (first >= end) continue;
+        packed_gemm some = *p;
+        some.block = block_from(run->form, (size_t)(first - run->first));
+        some.w = some.block.data;
+        some.row_bytes = some.block.row_bytes;
+        some.group = 1 << some.block.group_shift;
+        some.n_groups = some.block.n_groups;
+        some.first = first;
+        if (!p->gate) some.N = end - first;
+        some.y += first - p->first;
+        if (some.bias) some.bias += first - p->first;
+        if (few_rows(d, w, p->M))
+            gemv_block(d, op, &some, q);
+        else
+            mma_block(d, op, &some, q);
+    }
+}
+
+/* What a GEMM with w reads first. */
+void note_after(packed_gemm *p, const gpu_weight *w)
+{
+    bool block = w->t == DT_BLOCK;
+    p->after = block ? w->runs->form.data : w->data;
+    p->after_bytes = block ? (size_t)w->runs->end * w->runs->form.row_bytes : (size_t)w->rows * w->row_bytes;
+}
+
 void multiply(gpu_dev *d, const char *op, const gpu_weight *w, packed_gemm *p, const struct mat *x)
 {
     const gpu_weight *after = gpu_weight_after(d, w);
-    if (after) {
-        p->after = after->data;
-        p->after_bytes = (size_t)after->rows * after->row_bytes;
-    }
+    if (after) note_after(p, after);
     bool round_x = rounds(d, w);
     if (is_int(w)) {
         quantised q;
         if (!quantise_rows(d, op, x, w->t == DT_I4, &q)) return;
-        if (few_rows(d, w, p->M))
+        if (w->t == DT_BLOCK)
+            multiply_block(d, op, w, p, &q);
+        else if (few_rows(d, w, p->M))
             gemv_int(d, op, w->t, p, &q);
         else
             many_int(d, op, w->t, p, &q);
@@ -227,7 +260,8 @@ void gpu_linear(struct dev *head, const struct linear_args *a)
     multiply(gpu_of(head), "linear", w, &p, &a->x);
 }
 
-/* Few rows: one kernel, in which a warp has gate and up of an output. More: linear into scratch, then act_mul. */
+/* Few rows: one kernel, in which a warp has gate and up of an output. More, or two forms of block: linear into scratch,
+ * then act_mul. */
 void gpu_gate_up(struct dev *head, const struct gate_up_args *a)
 {
     gpu_dev *d = gpu_of(head);
@@ -235,7 +269,7 @@ void gpu_gate_up(struct dev *head, const struct gate_up_args *a)
     int F = a->y.cols, T = a->x.rows;
     if (T == 0 || head->error.op) return;
     assert(a->x.cols == w->cols && w->rows == 2 * F && w->gate_up);
-    if (few_rows(d, w, T)) {
+    if (few_rows(d, w, T) && w->n_runs <= 1) {
         packed_gemm p = packed_gemm_of(w, 0, T, a->b);
         p.N = F;
         p.y = static_cast<float *>(a->y.p);

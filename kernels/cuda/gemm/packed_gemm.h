@@ -2,7 +2,7 @@
 #ifndef TANDEM_KERNELS_CUDA_GEMM_PACKED_GEMM_H
 #define TANDEM_KERNELS_CUDA_GEMM_PACKED_GEMM_H
 
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/gemm/block.h"
 
 namespace GPU_NAMESPACE {
 
@@ -21,6 +21,7 @@ struct packed_gemm {
     enum act_kind act;
     const uint8_t *after; /* what the next GEMM will read first, after_bytes long, for prefetching; NULL: not known */
     size_t after_bytes;
+    block_form block; /* of block: its arrays from output 0 on; `scale` is not used then */
 };
 
 /* Rows of x quantised as linear_args says. The integers of row m begin at q + m * ld, ld a multiple of 128, with
@@ -51,7 +52,8 @@ enum { MANY_LT_ROWS = 256 };
 enum { MANY_LT_ROWS = 48 };
 #endif
 
-/* Most rows that the kernels for few rows take: with float weights, with bf16 over rounded rows, with int8 and int4. */
+/* Most rows that the kernels for few rows take: with float weights, with bf16 over rounded rows, with int8, int4 and
+ * block. */
 enum { GEMV_ROWS = 16, GEMV_ROWS_ROUNDED = 8, GEMV_ROWS_INT = 8 };
 /* Most rows of mma_nf4. With more, each weight is read by many blocks, and dequantising it once to bf16 costs less:
  * estimated, not measured. */
@@ -70,7 +72,10 @@ bool prequantise(gpu_dev *, const char *op, const struct mat *x, const gpu_weigh
 void gemv_float(gpu_dev *, const char *op, enum dtype t, const packed_gemm *, const struct mat *x, bool round_x);
 /* M <= GEMV_ROWS_INT.  t: int8, or int4 over even_odd activations. */
 void gemv_int(gpu_dev *, const char *op, enum dtype t, const packed_gemm *, const quantised *);
+/* M <= GEMV_ROWS_INT; block weights of one form */
+void gemv_block(gpu_dev *, const char *op, const packed_gemm *, const quantised *);
 /* any M; no gate */
+void mma_block(gpu_dev *, const char *op, const packed_gemm *, const quantised *);
 void mma_int(gpu_dev *, const char *op, enum dtype t, const packed_gemm *, const quantised *);
 /* The second pass of int8 alone: adds the residuals of outlier rows to y, which has the first pass without a bias,
  * and then the bias. */

@@ -1,5 +1,5 @@
-/* Quantises activations to int8, row by row, for GEMMs with int8 and int4 weights. A norm whose output such a GEMM
- * reads next quantises it itself; gpu_dev.prequantised describes what it left in AREA_NORM. */
+/* Quantises activations to int8, row by row, for GEMMs with int8, int4 and block weights. A norm whose output such a
+ * GEMM reads next quantises it itself; gpu_dev.prequantised describes what it left in AREA_NORM. */
 #include "kernels/cuda/gemm/quantise.cuh"
 
 namespace GPU_NAMESPACE {
@@ -86,7 +86,7 @@ bool quantise_rows(gpu_dev *d, const char *op, const struct mat *x, bool even_od
 bool prequantise(gpu_dev *d, const char *op, const struct mat *x, const gpu_weight *w, quantised *out)
 {
     d->prequantised.data = nullptr;
-    if (!w || (w->t != DT_I8 && w->t != DT_I4) || w->cols != x->cols) return false;
+    if (!w || (w->t != DT_I8 && w->t != DT_I4 && w->t != DT_BLOCK) || w->cols != x->cols) return false;
     void *place = gpu_scratch(d, op, AREA_NORM, quantised_bytes(x->rows, x->cols));
     if (!place) return false;
     *out = quantised_at(place, x->rows, x->cols);

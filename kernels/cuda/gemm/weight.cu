@@ -1,5 +1,5 @@
 /* Packing weights for the device. */
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/gemm/block.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -81,13 +81,7 @@ bool send_rows(struct dev *head, uint8_t *device, const uint8_t *rows, size_t n,
 struct weight *gpu_weight_pack(struct dev *head, const struct weight_src *parts, int n_parts)
 {
     gpu_weight shape;
-    if (n_parts > 0 && parts->t == DT_BLOCK) {
-        dev_fail(head, "weight_pack",
-                 "device %s does not multiply weights of type block (those of GGUF, AWQ, GPTQ...) yet: "
-                 "use --device cpu",
-                 head->ops->name);
-        return nullptr;
-    }
+    if (n_parts > 0 && parts->t == DT_BLOCK) return block_pack(head, parts, n_parts);
     if (!plan(&shape, parts, n_parts)) return nullptr;
     gpu_weight *w = static_cast<gpu_weight *>(malloc(sizeof *w));
     if (!w) return nullptr;
@@ -116,6 +110,7 @@ void gpu_weight_free(struct dev *head, struct weight *p)
     gpu_weight *w = reinterpret_cast<gpu_weight *>(p);
     if (!w) return;
     gpu_free(head, w->data);
+    free(w->runs);
     free(w);
 }
 

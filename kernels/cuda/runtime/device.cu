@@ -197,6 +197,7 @@ void fill_table(struct dev_ops *o)
     OPS(X)
 #undef X
     o->weight_pack = gpu_weight_pack;
+    o->packs_block = true;
     o->weight_free = gpu_weight_free;
     o->weight_update = gpu_weight_update;
     o->weight_bytes = gpu_weight_bytes;

@@ -110,8 +110,8 @@ static void use_odd(const struct odd *o, const struct model_config *c, struct we
     for (int l = 0; o->post && l < c->layers; l++) {
         struct layer_weights *lw = &w->layer[l];
         bool bias = c->norm == NORM_LAYER;
-        lw->sinks = lend ? o->post : NULL; /* (H), of the same values */
         if (lw->post1_w && lw->post1_w != o->post) continue;
+        lw->sinks = lend ? o->post : NULL; /* (H), of the same values */
         lw->post1_w = lend ? o->post : NULL;
         lw->post2_w = lend ? o->post + C : NULL;
         lw->post1_b = lend && bias ? o->post + 2 * C : NULL;

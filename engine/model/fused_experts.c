@@ -25,29 +25,12 @@ struct copy {
 };
 
 struct fused {
-    struct tensor_source source;
+    struct tensor_list list; /* owns the names */
     struct tensor_source *inner;
-    struct tensor *v; /* sorted by name; the names are owned */
     struct slice_form **forms;
     struct copy *copies;
-    size_t n, cap, n_forms, cap_forms, n_copies, cap_copies;
+    size_t n_forms, cap_forms, n_copies, cap_copies;
 };
-
-static size_t source_count(const struct tensor_source *source)
-{
-    return ((const struct fused *)source)->n;
-}
-
-static const struct tensor *source_at(const struct tensor_source *source, size_t i)
-{
-    return &((const struct fused *)source)->v[i];
-}
-
-static const struct tensor *source_find(const struct tensor_source *source, const char *name)
-{
-    const struct fused *s = (const struct fused *)source;
-    return tensors_find(s->v, s->n, name);
-}
 
 static const char *source_metadata(const struct tensor_source *source, const char *key)
 {
@@ -82,10 +65,10 @@ static void source_release(const struct tensor_source *source, const struct tens
 static void source_close(struct tensor_source *source)
 {
     struct fused *s = (struct fused *)source;
-    for (size_t i = 0; i < s->n; i++) free(s->v[i].name);
+    for (size_t i = 0; i < s->list.n; i++) free(s->list.v[i].name);
     for (size_t i = 0; i < s->n_forms; i++) free(s->forms[i]);
     for (size_t i = 0; i < s->n_copies; i++) free(s->copies[i].p);
-    free(s->v);
+    free(s->list.v);
     free(s->forms);
     free(s->copies);
     tensor_source_close(s->inner);
@@ -93,9 +76,9 @@ static void source_close(struct tensor_source *source)
 }
 
 static const struct tensor_source_ops source_ops = {
-    .count = source_count,
-    .at = source_at,
-    .find = source_find,
+    .count = tensor_list_count,
+    .at = tensor_list_at,
+    .find = tensor_list_find,
     .metadata = source_metadata,
     .verify = source_verify,
     .populate = source_populate,
@@ -206,8 +189,8 @@ static struct tensor *add(struct fused *s, const struct part *p, int expert, boo
     char name[TENSOR_NAME_MAX + 64];
     const char *module = !p->kind->gate_up ? "down_proj" : second ? "up_proj" : "gate_proj";
     snprintf(name, sizeof name, "%.*s%d.%s%s", (int)p->prefix, p->t->name, expert, module, suffix);
-    mem_grow(&s->v, &s->cap, s->n + 1, sizeof *s->v);
-    struct tensor *t = &s->v[s->n++];
+    mem_grow(&s->list.v, &s->list.cap, s->list.n + 1, sizeof *s->list.v);
+    struct tensor *t = &s->list.v[s->list.n++];
     *t = (struct tensor){.name = mem_strdup(name), .type = p->t->type};
     return t;
 }
@@ -295,9 +278,9 @@ static int add_tensor(struct fused *s, const struct model_config *c, const struc
     size_t prefix;
     const struct kind *kind = kind_of(t->name, &prefix);
     if (!kind) {
-        mem_grow(&s->v, &s->cap, s->n + 1, sizeof *s->v);
-        s->v[s->n] = *t;
-        s->v[s->n++].name = mem_strdup(t->name);
+        mem_grow(&s->list.v, &s->list.cap, s->list.n + 1, sizeof *s->list.v);
+        s->list.v[s->list.n] = *t;
+        s->list.v[s->list.n++].name = mem_strdup(t->name);
         return 0;
     }
     struct part p = part_of(c, t, kind, prefix);
@@ -316,16 +299,16 @@ struct tensor_source *fused_experts_source(struct tensor_source *inner, const st
         any |= kind_of(tensor_source_at(inner, i)->name, &prefix) != NULL;
     if (!any) return inner;
     struct fused *s = mem_zalloc(sizeof *s);
-    s->source.ops = &source_ops;
+    s->list.source.ops = &source_ops;
     s->inner = inner;
     int rc = 0;
     for (size_t i = 0; i < n && !rc; i++) rc = add_tensor(s, c, tensor_source_at(inner, i), e);
-    tensors_sort(s->v, s->n);
-    for (size_t i = 1; i < s->n && !rc; i++)
-        if (strcmp(s->v[i - 1].name, s->v[i].name) == 0)
-            rc = err_set(e, ERR_INVALID, "tensor %.140s is there fused and by itself", s->v[i].name);
-    if (!rc) return &s->source;
-    source_close(&s->source);
+    tensors_sort(s->list.v, s->list.n);
+    for (size_t i = 1; i < s->list.n && !rc; i++)
+        if (strcmp(s->list.v[i - 1].name, s->list.v[i].name) == 0)
+            rc = err_set(e, ERR_INVALID, "tensor %.140s is there fused and by itself", s->list.v[i].name);
+    if (!rc) return &s->list.source;
+    source_close(&s->list.source);
     return NULL;
 }
 

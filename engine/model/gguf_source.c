@@ -42,30 +42,13 @@ static int layer_of(const char *s, const char **rest)
 /* ---- the source -------------------------------------------------------------------------------------------------- */
 
 struct source {
-    struct tensor_source source;
+    struct tensor_list list;
     struct gguf *file;
     struct gguf_heads heads;
     const struct gguf_arch *arch;
-    struct tensor *v; /* sorted by name */
-    void **owned;     /* data that is not in the file, and forms */
-    size_t n, n_owned, cap, cap_owned;
+    void **owned; /* data that is not in the file, and forms */
+    size_t n_owned, cap_owned;
 };
-
-static size_t source_count(const struct tensor_source *source)
-{
-    return ((const struct source *)source)->n;
-}
-
-static const struct tensor *source_at(const struct tensor_source *source, size_t i)
-{
-    return &((const struct source *)source)->v[i];
-}
-
-static const struct tensor *source_find(const struct tensor_source *source, const char *name)
-{
-    const struct source *s = (const struct source *)source;
-    return tensors_find(s->v, s->n, name);
-}
 
 static const char *source_metadata(const struct tensor_source *source, const char *key)
 {
@@ -93,18 +76,18 @@ static void source_release(const struct tensor_source *source, const struct tens
 static void source_close(struct tensor_source *source)
 {
     struct source *s = (struct source *)source;
-    for (size_t i = 0; i < s->n; i++) free(s->v[i].name);
+    for (size_t i = 0; i < s->list.n; i++) free(s->list.v[i].name);
     for (size_t i = 0; i < s->n_owned; i++) free(s->owned[i]);
-    free(s->v);
+    free(s->list.v);
     free(s->owned);
     gguf_close(s->file);
     free(s);
 }
 
 static const struct tensor_source_ops source_ops = {
-    .count = source_count,
-    .at = source_at,
-    .find = source_find,
+    .count = tensor_list_count,
+    .at = tensor_list_at,
+    .find = tensor_list_find,
     .metadata = source_metadata,
     .verify = source_verify,
     .release = source_release,
@@ -193,8 +176,8 @@ static int add_experts(struct source *s, const struct gguf_tensor *g, const stru
         size_t bytes = g->bytes / (size_t)experts;
         tensors_expert_module(r->module, x, module);
         snprintf(name, sizeof name, "%s%s%s", prefix, module, suffix);
-        mem_grow(&s->v, &s->cap, s->n + 1, sizeof *s->v);
-        struct tensor *t = &s->v[s->n++];
+        mem_grow(&s->list.v, &s->list.cap, s->list.n + 1, sizeof *s->list.v);
+        struct tensor *t = &s->list.v[s->list.n++];
         *t = (struct tensor){.name = mem_strdup(name),
                              .type = type_of(g->type),
                              .n_dims = n_dims,
@@ -224,15 +207,15 @@ struct tensor_source *gguf_source(struct gguf *file, struct err *e)
 {
     struct source *s = mem_zalloc(sizeof *s);
     size_t n = gguf_tensors(file);
-    s->source.ops = &source_ops;
+    s->list.source.ops = &source_ops;
     s->file = file;
     s->arch = gguf_arch(file, e);
     int rc = s->arch ? gguf_heads(file, s->arch, &s->heads, e) : ERR_UNSUPPORTED; /* and *e is set */
     for (size_t i = 0; i < n && !rc; i++)
         rc = add_tensor(s, gguf_tensor_at(file, i), gguf_names_of(s->arch->model_type), e);
-    if (!rc) tensors_sort(s->v, s->n);
-    if (!rc) return &s->source;
-    source_close(&s->source);
+    if (!rc) tensors_sort(s->list.v, s->list.n);
+    if (!rc) return &s->list.source;
+    source_close(&s->list.source);
     return NULL;
 }
 

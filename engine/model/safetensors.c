@@ -23,11 +23,9 @@ struct note {
 
 /* one or more mapped files under one set of names */
 struct safetensors {
-    struct tensor_source source;
+    struct tensor_list list;
     struct file_map *maps; /* owned mappings; n_maps 0 for parsed bytes */
     int n_maps;
-    struct tensor *v; /* sorted by name */
-    size_t n, cap;
     struct note *notes; /* of every file; sorted by key */
     size_t n_notes, cap_notes;
 };
@@ -135,9 +133,9 @@ static int by_place(const void *a, const void *b)
 /* The tensors [from, n) came from one file: they must fill its data without gap or overlap, as the format demands. */
 static int check_places(struct safetensors *s, size_t from, const char *data, size_t n_data, struct err *e)
 {
-    size_t n = s->n - from;
+    size_t n = s->list.n - from;
     struct tensor **order = mem_array(n, sizeof *order);
-    for (size_t i = 0; i < n; i++) order[i] = &s->v[from + i];
+    for (size_t i = 0; i < n; i++) order[i] = &s->list.v[from + i];
     if (n) qsort(order, n, sizeof *order, by_place);
     int rc = 0;
     const char *at = data, *before = "the header";
@@ -175,7 +173,7 @@ static int add_file(struct safetensors *s, const char *bytes, size_t n, struct e
     if (!cJSON_IsObject(j))
         rc = err_set(e, ERR_INVALID, "the header is not a JSON object (near byte %zu)",
                      end ? (size_t)(end - text) + 8 : (size_t)8);
-    size_t from = s->n;
+    size_t from = s->list.n;
     const cJSON *item;
     if (!rc) cJSON_ArrayForEach(item, j)
         {
@@ -185,12 +183,12 @@ static int add_file(struct safetensors *s, const char *bytes, size_t n, struct e
                 if (rc) break;
                 continue;
             }
-            if (s->n >= MAX_TENSORS) {
+            if (s->list.n >= MAX_TENSORS) {
                 rc = err_set(e, ERR_INVALID, "more than %d tensors", MAX_TENSORS);
                 break;
             }
-            mem_grow(&s->v, &s->cap, s->n + 1, sizeof *s->v);
-            struct tensor *t = &s->v[s->n++];
+            mem_grow(&s->list.v, &s->list.cap, s->list.n + 1, sizeof *s->list.v);
+            struct tensor *t = &s->list.v[s->list.n++];
             *t = (struct tensor){.name = mem_strdup(item->string)};
             rc = read_entry(item, t, bytes + 8 + head, n - 8 - (size_t)head, e);
             if (rc) break;
@@ -208,10 +206,10 @@ static int by_key(const void *a, const void *b)
 static int finish(struct safetensors *s, struct err *e)
 {
     if (s->n_notes) qsort(s->notes, s->n_notes, sizeof *s->notes, by_key);
-    tensors_sort(s->v, s->n);
-    for (size_t i = 1; i < s->n; i++)
-        if (strcmp(s->v[i - 1].name, s->v[i].name) == 0)
-            return err_set(e, ERR_INVALID, "tensor %s is there twice", s->v[i].name);
+    tensors_sort(s->list.v, s->list.n);
+    for (size_t i = 1; i < s->list.n; i++)
+        if (strcmp(s->list.v[i - 1].name, s->list.v[i].name) == 0)
+            return err_set(e, ERR_INVALID, "tensor %s is there twice", s->list.v[i].name);
     return 0;
 }
 
@@ -220,29 +218,13 @@ static int finish(struct safetensors *s, struct err *e)
 static void source_close(struct tensor_source *source)
 {
     struct safetensors *s = (struct safetensors *)source;
-    for (size_t i = 0; i < s->n; i++) free(s->v[i].name);
+    for (size_t i = 0; i < s->list.n; i++) free(s->list.v[i].name);
     for (size_t i = 0; i < s->n_notes; i++) free(s->notes[i].key), free(s->notes[i].value);
     for (int i = 0; i < s->n_maps; i++) file_unmap(&s->maps[i]);
     free(s->notes);
-    free(s->v);
+    free(s->list.v);
     free(s->maps);
     free(s);
-}
-
-static size_t source_count(const struct tensor_source *s)
-{
-    return ((const struct safetensors *)s)->n;
-}
-
-static const struct tensor *source_at(const struct tensor_source *s, size_t i)
-{
-    return &((const struct safetensors *)s)->v[i];
-}
-
-static const struct tensor *source_find(const struct tensor_source *source, const char *name)
-{
-    const struct safetensors *s = (const struct safetensors *)source;
-    return tensors_find(s->v, s->n, name);
 }
 
 static const char *source_metadata(const struct tensor_source *source, const char *key)
@@ -280,8 +262,8 @@ static int source_verify(const struct tensor_source *source, struct err *e)
     const struct safetensors *s = (const struct safetensors *)source;
     if (!source_metadata(source, ST_HEADER_SUM))
         return err_set(e, ERR_UNSUPPORTED, "the weights have no checksums; tandem quantize writes them");
-    for (size_t i = 0; i < s->n; i++) {
-        const struct tensor *t = &s->v[i];
+    for (size_t i = 0; i < s->list.n; i++) {
+        const struct tensor *t = &s->list.v[i];
         char sum[9], *key = mem_alloc(strlen(t->name) + sizeof ST_TENSOR_SUM);
         strcpy(stpcpy(key, ST_TENSOR_SUM), t->name);
         const char *stated = source_metadata(source, key);
@@ -297,9 +279,9 @@ static int source_verify(const struct tensor_source *source, struct err *e)
 }
 
 static const struct tensor_source_ops source_ops = {
-    .count = source_count,
-    .at = source_at,
-    .find = source_find,
+    .count = tensor_list_count,
+    .at = tensor_list_at,
+    .find = tensor_list_find,
     .metadata = source_metadata,
     .verify = source_verify,
     .populate = source_populate,
@@ -310,15 +292,15 @@ static const struct tensor_source_ops source_ops = {
 static struct safetensors *new_source(void)
 {
     struct safetensors *s = mem_zalloc(sizeof *s);
-    s->source.ops = &source_ops;
+    s->list.source.ops = &source_ops;
     return s;
 }
 
 /* The source, or NULL after an error. */
 static struct tensor_source *opened(struct safetensors *s, int rc)
 {
-    if (!rc) return &s->source;
-    source_close(&s->source);
+    if (!rc) return &s->list.source;
+    source_close(&s->list.source);
     return NULL;
 }
 

@@ -45,6 +45,22 @@ const struct tensor *tensors_find(const struct tensor *v, size_t n, const char *
     return n ? bsearch(&want, v, n, sizeof want, by_name) : NULL;
 }
 
+size_t tensor_list_count(const struct tensor_source *s)
+{
+    return ((const struct tensor_list *)s)->n;
+}
+
+const struct tensor *tensor_list_at(const struct tensor_source *s, size_t i)
+{
+    return &((const struct tensor_list *)s)->v[i];
+}
+
+const struct tensor *tensor_list_find(const struct tensor_source *s, const char *name)
+{
+    const struct tensor_list *l = (const struct tensor_list *)s;
+    return tensors_find(l->v, l->n, name);
+}
+
 size_t tensor_source_count(const struct tensor_source *s)
 {
     return s->ops->count(s);

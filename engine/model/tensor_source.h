@@ -100,7 +100,15 @@ int tensor_source_populate(const struct tensor_source *, const struct tensor *, 
 void tensor_source_release(const struct tensor_source *, const struct tensor *);
 void tensor_source_close(struct tensor_source *); /* NULL is allowed */
 
-/* For implementations that keep their tensors in one array. */
+/* For implementations that keep their tensors in one array: their first member, and its functions. */
+struct tensor_list {
+    struct tensor_source source;
+    struct tensor *v; /* sorted by name once the source is open */
+    size_t n, cap;
+};
+size_t tensor_list_count(const struct tensor_source *);
+const struct tensor *tensor_list_at(const struct tensor_source *, size_t i);
+const struct tensor *tensor_list_find(const struct tensor_source *, const char *name);
 void tensors_sort(struct tensor *v, size_t n); /* by name */
 /* In a sorted array; NULL: none. */
 const struct tensor *tensors_find(const struct tensor *v, size_t n, const char *name);

@@ -114,11 +114,10 @@ static int greedy_agree(struct eval *v, const struct expected *x, int wanted)
     return wanted;
 }
 
-/* The cpu device and ref round the inputs of MXFP4 experts to int8 (kernels/ops.h, linear_args); others make floats of
- * such weights. */
-static bool rounds_inputs(const char *name, const char *device)
+/* Devices round the inputs of MXFP4 experts to int8 (kernels/ops.h, linear_args). */
+static bool rounds_inputs(const char *name)
 {
-    return strstr(name, "mxfp4") && (strncmp(device, "cpu", 3) == 0 || strcmp(device, "ref") == 0);
+    return strstr(name, "mxfp4");
 }
 
 static bool check_model(const char *root, const char *name, const char *device)
@@ -139,7 +138,7 @@ static bool check_model(const char *root, const char *name, const char *device)
         printf("FAIL %-20s %-14s %s\n", name, device, e.msg);
     } else {
         struct compare c = {.x = &x};
-        bool rounds = rounds_inputs(name, device);
+        bool rounds = rounds_inputs(name);
         ok = eval_vocab(v) == x.vocab && eval_logits(v, x.ids, x.n, compare_row, &c, &e) == 0 && c.rows == x.n &&
              (rounds ? c.error <= 1e-3 * c.power : c.worst <= TOLERANCE);
         int wanted = rounds ? 0 : greedy_wanted(device), agree = x.n_greedy == 64 ? greedy_agree(v, &x, wanted) : -1;

@@ -7,6 +7,8 @@
 #define SPACES "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define LETTERS "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+"
 #define SIGNS " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*"
+#define NO_SIGN " ?[^(\\s|.,!?\xe2\x80\xa6\xe3\x80\x82\xef\xbc\x8c\xe3\x80\x81\xe0\xa5\xa4\xdb\x94\xd8\x8c)]+"
+#define CJK "[\xe4\xb8\x80-\xe9\xbe\xa5\xe0\xa0\x80-\xe4\xb8\x80\xea\xb0\x80-\xed\x9f\xbf]+"
 #define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
 #define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 #define CASED(more) "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" more "|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER "*" more
@@ -21,8 +23,25 @@ static const struct gguf_pre splitters[] = {
     {.pattern = CASED(CONTRACTIONS "?") "|\\p{N}{1,3}|" SLASHED_SIGNS "|" SPACES},
     {.pattern = CONTRACTIONS "|" LETTERS "|\\p{N}{1,3}|" SIGNS "|" SPACES},
     {.pattern = CONTRACTIONS "|" LETTERS "|\\p{N}|" SIGNS "|" SPACES},
+    {.pattern = CONTRACTIONS "|" LETTERS "|\\p{N}| ?[^\\s\\p{L}\\p{N}\\r\\n]+|" SPACES},
+    {.pattern = NO_SIGN},
+    {.pattern = NO_SIGN, .digits = true},
+    {.first = {"[\\r\\n]", "\\s?\\p{L}+", "\\s?\\p{P}+"}, .pattern = CJK, .digits = true},
 };
-enum { SPLIT_GPT2, SPLIT_DIGITS, SPLIT_LLAMA3, SPLIT_QWEN2, SPLIT_TEKKEN, SPLIT_GPT4O, SPLIT_THREES, SPLIT_ONES };
+enum {
+    SPLIT_GPT2,
+    SPLIT_DIGITS,
+    SPLIT_LLAMA3,
+    SPLIT_QWEN2,
+    SPLIT_TEKKEN,
+    SPLIT_GPT4O,
+    SPLIT_THREES,
+    SPLIT_ONES,
+    SPLIT_SEED,
+    SPLIT_NO_SIGN,
+    SPLIT_NO_SIGN_DIGITS,
+    SPLIT_DEEPSEEK
+};
 
 /* tokenizer.ggml.pre */
 static const struct {
@@ -61,6 +80,25 @@ static const struct {
     {"dbrx", SPLIT_THREES},
     {"smaug-bpe", SPLIT_THREES},
     {"chatglm-bpe", SPLIT_THREES},
+    {"glm4", SPLIT_THREES},
+    {"a.x-4.0", SPLIT_GPT2},
+    {"mellum", SPLIT_GPT2},
+    {"exaone4", SPLIT_GPT2},
+    {"mellum2", SPLIT_DIGITS},
+    {"midm-2.0", SPLIT_LLAMA3},
+    {"lfm2", SPLIT_LLAMA3},
+    {"kormo", SPLIT_QWEN2},
+    {"f2llmv2", SPLIT_QWEN2},
+    {"solar-open", SPLIT_ONES},
+    {"grok-2", SPLIT_ONES},
+    {"kanana2", SPLIT_GPT4O},
+    {"minimax-m2", SPLIT_GPT4O},
+    {"seed-coder", SPLIT_SEED},
+    {"poro-chat", SPLIT_NO_SIGN},
+    {"bloom", SPLIT_NO_SIGN},
+    {"gpt3-finnish", SPLIT_NO_SIGN},
+    {"viking", SPLIT_NO_SIGN_DIGITS},
+    {"deepseek-coder", SPLIT_DEEPSEEK},
 };
 
 const struct gguf_pre *gguf_pre_find(struct gguf_text name)
@@ -77,7 +115,7 @@ const char *gguf_pre_name(const char *pattern, bool digits, bool whole, bool nfc
     const char *found = NULL;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const struct gguf_pre *p = gguf_pre_find((struct gguf_text){names[i], strlen(names[i])});
-        if (strcmp(p->pattern, pattern) || p->digits != digits || p->whole != whole) continue;
+        if (p->first[0] || strcmp(p->pattern, pattern) || p->digits != digits || p->whole != whole) continue;
         if (!found || p->nfc == nfc) found = names[i];
     }
     return found;

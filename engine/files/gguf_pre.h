@@ -7,11 +7,14 @@
 
 #include <stdbool.h>
 
+enum { GGUF_PRE_FIRST = 4 };
 struct gguf_pre {
-    const char *pattern; /* its matches are words; "": GPT-2's, which ByteLevel has built in */
-    bool digits;         /* before the pattern: each digit is a word */
-    bool nfc, whole;     /* whole: a word that is a token needs no merges */
-    bool bos;            /* a beginning is put before a text unless a key says otherwise */
+    const char
+        *first[GGUF_PRE_FIRST]; /* patterns in whose places a text is split before, each in turn; NULL: no more */
+    const char *pattern;        /* its matches are words; "": GPT-2's, which ByteLevel has built in */
+    bool digits;                /* each digit is a word, whatever the pattern says */
+    bool nfc, whole;            /* whole: a word that is a token needs no merges */
+    bool bos;                   /* a beginning is put before a text unless a key says otherwise */
 };
 
 /* tokenizer.ggml.pre; NULL: not known. */

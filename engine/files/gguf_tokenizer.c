@@ -266,6 +266,7 @@ static void put_splitter(struct buf *out, const struct gguf_pre *s)
     if (s && s->nfc) buf_str(out, "\"normalizer\":{\"type\":\"NFC\"},\n");
     buf_str(out, "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[");
     for (size_t i = 0; !s && i < sizeof old_patterns / sizeof *old_patterns; i++) put_split(out, old_patterns[i]);
+    for (int i = 0; s && i < GGUF_PRE_FIRST && s->first[i]; i++) put_split(out, s->first[i]);
     if (s && s->digits) buf_str(out, "{\"type\":\"Digits\",\"individual_digits\":true},");
     if (s && *s->pattern) put_split(out, s->pattern);
     buf_printf(out, "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":%s}]},\n",

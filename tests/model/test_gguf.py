@@ -1,5 +1,6 @@
 """GGUF files as models: the logits and texts are those of the same model as safetensors."""
 import json
+import lzma
 import os
 import shutil
 import subprocess
@@ -52,6 +53,35 @@ def test_generate(models, name):
     words = ["--prompt", "Once upon a time there was a little dog", "--max-new-tokens", "20", "--temperature", "0"]
     want = tandem("generate", "--model", MODELS / name, *words)
     assert tandem("generate", "--model", models / name / "model.gguf", *words) == want
+
+
+CONTRACTIONS, SPACES = "(?i:'s|'t|'re|'ve|'m|'ll|'d)", "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+NO_SIGN = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
+DIGITS = {"type": "Digits", "individual_digits": True}
+# The pre-tokenizers of the models' own tokenizer.json: patterns, or whole parts.
+PRES = {
+    "gpt-2": [True], "mellum": [True], "smollm": [DIGITS, True], "mellum2": [DIGITS, True],
+    "qwen2": [CONTRACTIONS + "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" + SPACES],
+    "glm4": [CONTRACTIONS + "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" + SPACES],
+    "seed-coder": [CONTRACTIONS + "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1}| ?[^\\s\\p{L}\\p{N}\\r\\n]+|" + SPACES],
+    "bloom": [NO_SIGN], "viking": [NO_SIGN, DIGITS],
+    "deepseek-coder": ["[\\r\\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", DIGITS],
+}
+
+
+@pytest.mark.parametrize("name", PRES)
+def test_pre_tokenizers(name, tmp_path):
+    """Words are split as by the model's own tokenizer.json; with GPT-2's merges."""
+    parts = [p if isinstance(p, dict) else {"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False}
+             for p in PRES[name] if p is not True]
+    parts.append({"type": "ByteLevel", "add_prefix_space": False, "use_regex": True in PRES[name]})
+    shutil.copytree(MODELS / "qwen2", tmp_path / "m")
+    t = json.loads(lzma.open(TESTS / "fixtures" / "tokenizers" / "gpt2.json.xz").read()) | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": parts}}
+    (tmp_path / "m" / "tokenizer.json").write_text(json.dumps(t))
+    gguf_models.convert(tmp_path / "m", tmp_path / "m.gguf", pre=name)
+    for sample in ("Tom's 12345 dogs, and  the cat!\n\n the end... (a|b), isn't it?", " 7 and 42\tthe\r\n\u4f60\u597d, the\u3002 day", "the-the_the 3.14 a1b2"):
+        ours, want = (json.loads(tandem("tokenize", "--model", m, "--text", sample, "--json"))["ids"] for m in (tmp_path / "m.gguf", tmp_path / "m"))
+        assert ours == want, sample
 
 
 TYPES = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split()

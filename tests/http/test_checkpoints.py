@@ -81,8 +81,8 @@ def pair(request, tmp_path_factory):
     shutil.rmtree(out)
 
 
-def perplexity(run, model):
-    result = run("perplexity", "--model", model, "--json", "--file", ROOT / "models" / "demo" / "heldout.txt")
+def perplexity(run, model, *words, file=ROOT / "models" / "demo" / "heldout.txt"):
+    result = run("perplexity", "--model", model, "--json", "--file", file, *words)
     assert result.returncode == 0, result.stderr.decode()
     return json.loads(result.stdout)["perplexity"]
 
@@ -92,6 +92,17 @@ def test_perplexity(run, pair):
     kind, quantised, floats = pair
     ratio = perplexity(run, quantised) / perplexity(run, floats)
     assert abs(ratio - 1) < (1e-5 if kind == "fp8" else 0.005), (kind, ratio)
+
+
+def test_on_simt(run, pair, tmp_path):
+    """The kernels for GPUs, whose KV cache has another type."""
+    kind, quantised, _ = pair
+    if kind not in ("awq", "packed", "gptq8"):
+        pytest.skip("one of each form is enough: simt is slow")
+    text = tmp_path / "text"
+    text.write_bytes((ROOT / "models" / "demo" / "heldout.txt").read_bytes()[:200])
+    cpu, simt = (perplexity(run, quantised, "--device", device, file=text) for device in ("cpu", "simt"))
+    assert abs(simt / cpu - 1) < 0.01, (kind, cpu, simt)
 
 
 def test_served_and_trained(run, pair, tmp_path):

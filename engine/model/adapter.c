@@ -12,27 +12,73 @@
 
 /* ---- modules ---- */
 
+static const char *last_component(const char *path)
+{
+    const char *dot = strrchr(path, '.');
+    return dot ? dot + 1 : path;
+}
+
+/* Adds a module of one row of the table, unless it is listed. */
+static int add_module(const struct model_config *c, const struct layer_matrix *m, struct lora_module *out, int n)
+{
+    const struct tensor_row *row = m->row;
+    for (int i = 0; i < n; i++)
+        if (out[i].row == row) return n;
+    CHECK(n < LORA_MODULES_MAX);
+    out[n] = (struct lora_module){.name = last_component(row->module),
+                                  .path = row->module,
+                                  .row = row,
+                                  .target = row->target,
+                                  .peft = row->flags & TENSOR_PEFT,
+                                  .transposed = row->flags & TENSOR_TRANSPOSED,
+                                  .by_head = row->flags & TENSOR_BY_HEAD ? c->heads : 0,
+                                  .gemm = m->gemm,
+                                  .col = m->at,
+                                  .n = m->rows,
+                                  .k = m->cols};
+    return n + 1;
+}
+
+/* Adds the router, the gate of a shared expert, and the experts. */
+static int add_experts(const struct model_config *c, struct lora_module *out, int n)
+{
+    struct block_experts x = model_experts(c);
+    for (const struct tensor_row *row = c->family->tensors->row; row->module && x.count; row++) {
+        struct lora_module m = {.row = row, .target = row->target, .parameter = true, .n = c->hidden, .k = c->hidden};
+        if (!row->target || (row->part == PART_SHARED_GATE && !x.gate)) continue;
+        if (row->part == PART_ROUTER) {
+            m.path = "mlp.gate.weight";
+            m.gemm = GEMM_ROUTER, m.n = x.count;
+        } else if (row->part == PART_SHARED_GATE) {
+            m.path = row->module, m.parameter = false;
+            m.gemm = GEMM_ROUTER, m.col = x.count, m.n = 1;
+        } else if (row->part == PART_EXPERT_GATE) {
+            m.path = "mlp.experts.gate_up_proj", m.experts = x.count;
+            m.gemm = GEMM_EXPERT_UP, m.n = 2 * x.inter;
+        } else if (row->part == PART_EXPERT_DOWN) {
+            m.path = "mlp.experts.down_proj", m.experts = x.count;
+            m.gemm = GEMM_EXPERT_DOWN, m.k = x.inter;
+        } else {
+            continue;
+        }
+        m.name = m.parameter ? m.path + strlen("mlp.") : last_component(m.path);
+        CHECK(n < LORA_MODULES_MAX);
+        out[n++] = m;
+    }
+    return n;
+}
+
 int lora_modules(const struct model_config *c, struct lora_module out[LORA_MODULES_MAX])
 {
     struct layer_matrix m[LAYER_MATRICES_MAX];
-    int n = 0, all = tensors_layer_matrices(c, 0, m); /* those with a target are the same in all layers */
-    for (int i = 0; i < all; i++) {
-        const struct tensor_row *row = m[i].row;
-        const char *dot = strrchr(row->module, '.');
-        if (!row->target) continue;
-        struct lora_module *module = &out[n++];
-        *module = (struct lora_module){.name = dot ? dot + 1 : row->module,
-                                       .path = row->module,
-                                       .target = row->target,
-                                       .peft = row->flags & TENSOR_PEFT,
-                                       .transposed = row->flags & TENSOR_TRANSPOSED,
-                                       .by_head = row->flags & TENSOR_BY_HEAD ? c->heads : 0,
-                                       .gemm = m[i].gemm,
-                                       .col = m[i].at,
-                                       .n = m[i].rows,
-                                       .k = m[i].cols};
+    int n = 0;
+    for (int layer = 0; layer < c->layers; layer++) {
+        if (layer && c->kind[layer] == c->kind[layer - 1]) continue;
+        int all = tensors_layer_matrices(c, layer, m);
+        for (int i = 0; i < all; i++)
+            if (m[i].row->target) n = add_module(c, &m[i], out, n);
     }
-    return n;
+    return add_experts(c, out, n);
 }
 
 void lora_layer_prefix(const struct model_config *c, int layer, char out[64])
@@ -49,20 +95,22 @@ static size_t stored_row(const struct lora_module *m, int i)
 void lora_b_to_outputs(const struct lora_module *m, int r, const float *stored, float *out)
 {
     size_t n = (size_t)r;
-    for (int i = 0; i < m->n; i++) memcpy(out + (size_t)i * n, stored + stored_row(m, i) * n, n * sizeof *out);
+    for (int i = 0; i < m->n * lora_copies(m); i++)
+        memcpy(out + (size_t)i * n, stored + stored_row(m, i) * n, n * sizeof *out);
 }
 
 void lora_b_to_stored(const struct lora_module *m, int r, const float *outputs, float *out)
 {
     size_t n = (size_t)r;
-    for (int i = 0; i < m->n; i++) memcpy(out + stored_row(m, i) * n, outputs + (size_t)i * n, n * sizeof *out);
+    for (int i = 0; i < m->n * lora_copies(m); i++)
+        memcpy(out + stored_row(m, i) * n, outputs + (size_t)i * n, n * sizeof *out);
 }
 
 /* ---- memory ---- */
 
 static size_t pair_floats(const struct lora_module *m, int r)
 {
-    return (size_t)r * ((size_t)m->k + (size_t)m->n);
+    return (size_t)r * ((size_t)m->k + (size_t)m->n) * (size_t)lora_copies(m);
 }
 
 struct adapter *adapter_of_ranks(const struct model_config *c, const int *rank)
@@ -71,7 +119,7 @@ struct adapter *adapter_of_ranks(const struct model_config *c, const int *rank)
     a->layers = c->layers;
     a->n_modules = lora_modules(c, a->module);
     size_t n = (size_t)a->layers * (size_t)a->n_modules, floats = 0;
-    for (size_t i = 0; i < n; i++) { /* no overflow: at most 8192 pairs of at most 512 * 2^21 floats */
+    for (size_t i = 0; i < n; i++) { /* no overflow: at most 2^14 pairs of at most 2^10 times 512 * 2^21 floats */
         CHECK(rank[i] >= 0 && rank[i] <= LORA_RANK_MAX);
         floats += pair_floats(&a->module[i % (size_t)a->n_modules], rank[i]);
     }
@@ -86,7 +134,8 @@ struct adapter *adapter_of_ranks(const struct model_config *c, const int *rank)
     for (size_t i = 0; i < n; i++) {
         const struct lora_module *m = &a->module[i % (size_t)a->n_modules];
         if (!rank[i]) continue;
-        a->pair[i] = (struct lora_pair){.r = rank[i], .a = at, .b = at + (size_t)rank[i] * (size_t)m->k};
+        a->pair[i] = (struct lora_pair){
+            .r = rank[i], .a = at, .b = at + (size_t)rank[i] * (size_t)m->k * (size_t)lora_copies(m)};
         at += pair_floats(m, rank[i]);
         a->targets |= m->target;
     }
@@ -98,7 +147,10 @@ struct adapter *adapter_new(const struct model_config *c, unsigned targets, int 
     CHECK(r >= 1 && r <= LORA_RANK_MAX);
     struct lora_module m[LORA_MODULES_MAX];
     int n_modules = lora_modules(c, m), n = c->layers * n_modules, *rank = mem_array((size_t)n, sizeof *rank);
-    for (int i = 0; i < n; i++) rank[i] = m[i % n_modules].target & targets ? r : 0;
+    for (int i = 0; i < n; i++) {
+        const struct lora_module *of = &m[i % n_modules];
+        rank[i] = of->target & targets && tensors_row_present(c, i / n_modules, of->row) ? r : 0;
+    }
     struct adapter *a = adapter_of_ranks(c, rank);
     free(rank);
     if (!a) return NULL;

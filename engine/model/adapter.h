@@ -12,26 +12,37 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A module as PEFT names it, and the columns of its GEMM's output that it adds to. */
+/* A module as PEFT names it, and the columns of its GEMM's output that it adds to.  Routers and experts are parameters
+ * for transformers 5: PEFT's target_parameters (peft/tuners/lora/layer.py, ParamWrapper). */
 struct lora_module {
-    const char *name; /* "q_proj", "c_attn": the last component */
-    const char *path; /* within a layer: "self_attn.q_proj", "attn.c_attn" */
-    unsigned target;  /* a bit of enum lora_target */
-    bool peft;        /* adapted by default: in PEFT's target_modules when a configuration has none */
-    bool transposed;  /* the base's weight is stored as [inputs][outputs] */
-    int by_head;      /* as matrix_slot's: the rows of b are stored likewise */
+    const char *name;             /* "q_proj", "c_attn": the last component; of a parameter two, "experts.down_proj" */
+    const char *path;             /* within a layer: "self_attn.q_proj", "attn.c_attn", "mlp.experts.down_proj" */
+    const struct tensor_row *row; /* of the first of its matrices: the layers with it have the module */
+    bool parameter;               /* not a module but a parameter of one */
+    int experts;     /* a and b are of so many experts, one after the other; 0: the module is no experts' */
+    unsigned target; /* a bit of enum lora_target */
+    bool peft;       /* adapted by default: in PEFT's target_modules when a configuration has none */
+    bool transposed; /* the base's weight is stored as [inputs][outputs] */
+    int by_head;     /* as matrix_slot's: the rows of b are stored likewise */
     enum layer_gemm gemm;
     int col, n, k; /* columns [col, col + n) of the GEMM's output; k inputs */
 };
 
-enum { LORA_MODULES_MAX = LAYER_MATRICES_MAX, LORA_RANK_MAX = 512 };
+enum { LORA_MODULES_MAX = 2 * LAYER_MATRICES_MAX, LORA_RANK_MAX = 512 };
 
-/* The family's modules in the order of its tensor table; @return their number. */
+/* The modules of all layers, in the order of the family's tensor table but experts last; @return their number. */
 int lora_modules(const struct model_config *, struct lora_module out[LORA_MODULES_MAX]);
 /* "model.layers.3." or "transformer.h.3." */
 void lora_layer_prefix(const struct model_config *, int layer, char out[64]);
 
-/* A pair of matrices on the host, f32: a (r, k), b (n, r), rows as stored.  r 0: the module has none in this layer. */
+/* The number of matrices a, and b, of a pair. */
+static inline int lora_copies(const struct lora_module *m)
+{
+    return m->experts ? m->experts : 1;
+}
+
+/* A pair of matrices on the host, f32: a (r, k), b (n, r), rows as stored; of experts a (E, r, k), b (E, n, r).  r 0:
+ * the module has none in this layer. */
 struct lora_pair {
     int r;
     float scale; /* alpha / r, or alpha / sqrt(r) */

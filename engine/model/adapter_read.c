@@ -4,6 +4,8 @@
 
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
+#include "engine/model/adapter_experts.h"
+#include "engine/model/adapter_tensor.h"
 #include "engine/model/peft_config.h"
 
 #include <math.h>
@@ -59,7 +61,7 @@ static const char *layer_number(const char *s, const char *layers)
 /* "base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight"; the first part and "model." may be left out, and
  * ".default" may follow lora_A. */
 static int place_tensor(const struct adapter *shape, const struct model_config *c, const struct tensor *t,
-                        struct found *found, struct err *e)
+                        struct found *found, struct adapter_experts *experts, struct err *e)
 {
     const struct tensor_table *table = c->family->tensors;
     const char *s = after(t->name, "base_model.model."), *number = NULL;
@@ -71,6 +73,8 @@ static int place_tensor(const struct adapter *shape, const struct model_config *
     if (*end != '.' || (*number == '0' && end != number + 1)) return refuse_tensor(t->name, e);
     if (layer >= shape->layers)
         return err_set(e, ERR_INVALID, "tensor %.160s: the model has %d layers", t->name, shape->layers);
+    int rc = adapter_experts_place(experts, (int)layer, end + 1, t, e);
+    if (rc) return rc < 0 ? rc : 0;
     for (int m = 0; m < shape->n_modules; m++) {
         const char *rest = after(end + 1, shape->module[m].path);
         bool a = strncmp(rest, ".lora_A.", 8) == 0, b = strncmp(rest, ".lora_B.", 8) == 0;
@@ -84,7 +88,7 @@ static int place_tensor(const struct adapter *shape, const struct model_config *
     return refuse_tensor(t->name, e);
 }
 
-static int check_tensor(const struct tensor *t, const char *name, const char *which, int rows, int cols, struct err *e)
+int adapter_tensor_check(const struct tensor *t, const char *name, const char *which, int rows, int cols, struct err *e)
 {
     if (!t) return err_set(e, ERR_INVALID, "tensor %s.%s.weight is missing", name, which);
     if (tensor_float_type(t->type) == DT_NONE)
@@ -95,10 +99,10 @@ static int check_tensor(const struct tensor *t, const char *name, const char *wh
                    t->name, rows, cols, which[5] == 'A' ? rows : cols);
 }
 
-static int fill(const struct tensor_source *f, const struct tensor *t, float *out, struct err *e)
+int adapter_tensor_read(const struct tensor_source *f, const struct tensor *t, float *out, struct err *e)
 {
     size_t width = dtype_bytes(tensor_float_type(t->type), 1);
-    CHECK(width > 0); /* checked by check_tensor */
+    CHECK(width > 0); /* checked by adapter_tensor_check */
     size_t n = t->bytes / width;
     int rc = tensor_source_populate(f, t, e);
     if (rc) return rc;
@@ -118,9 +122,16 @@ struct reading {
     const struct model_config *c;
     const struct adapter *shape; /* layers and modules only */
     struct found *found;
+    struct adapter_experts *experts; /* NULL: the model has none */
     int *rank;
     double *alpha;
+    float *scale; /* of parameters */
 };
+
+static const struct lora_module *module_of(const struct reading *r, int i)
+{
+    return &r->shape->module[i % r->shape->n_modules];
+}
 
 static void module_name(const struct reading *r, int i, char out[NAME_MAX_LEN])
 {
@@ -129,27 +140,36 @@ static void module_name(const struct reading *r, int i, char out[NAME_MAX_LEN])
     snprintf(out, NAME_MAX_LEN, "%s%s", prefix, r->shape->module[i % r->shape->n_modules].path);
 }
 
-/* the rank and alpha that the configuration gives one module, to r->rank and r->alpha */
-static int decide(struct reading *r, int i, struct err *e)
+/* The rank and alpha that the configuration gives one module, to r->rank and r->alpha; those of parameters are decided
+ * by the tensors too, later. */
+static int decide(struct reading *r, int i, int *any, struct err *e)
 {
     char name[NAME_MAX_LEN];
+    const struct lora_module *m = module_of(r, i);
+    int layer = i / r->shape->n_modules;
     module_name(r, i, name);
-    int rc = peft_config_targets(&r->p, i / r->shape->n_modules, name, e);
+    if (!tensors_row_present(r->c, layer, m->row)) return 0;
+    int rc =
+        m->parameter ? adapter_experts_named(r->c, &r->p, m, layer, e) : peft_config_targets(&r->p, layer, name, e);
+    *any |= rc > 0;
+    if (m->parameter && rc > 0) return 0;
     return rc <= 0 ? rc : peft_config_rank(&r->p, name, &r->rank[i], &r->alpha[i], e);
 }
 
 static int check_module(const struct reading *r, int i, struct err *e)
 {
-    const struct lora_module *m = &r->shape->module[i % r->shape->n_modules];
+    const struct lora_module *m = module_of(r, i);
     const struct found *f = &r->found[i];
     char name[NAME_MAX_LEN];
+    if (m->parameter)
+        return adapter_experts_shape(r->experts, &r->p, m, i / r->shape->n_modules, &r->rank[i], &r->scale[i], e);
     module_name(r, i, name);
     if (!r->rank[i] && (f->a || f->b))
         return err_set(e, ERR_INVALID, "tensor %.160s is there, but target_modules does not name its module",
                        (f->a ? f->a : f->b)->name);
     if (!r->rank[i]) return 0;
-    int rc = check_tensor(f->a, name, "lora_A", r->rank[i], m->k, e);
-    return rc ? rc : check_tensor(f->b, name, "lora_B", m->n, r->rank[i], e);
+    int rc = adapter_tensor_check(f->a, name, "lora_A", r->rank[i], m->k, e);
+    return rc ? rc : adapter_tensor_check(f->b, name, "lora_B", m->n, r->rank[i], e);
 }
 
 /* Modules outside the layers to which PEFT would add an adapter. */
@@ -173,22 +193,36 @@ static int read_config(struct reading *r, const char *config, struct err *e)
     if (rc) return err_prefix(e, ADAPTER_CONFIG);
     int n = r->shape->layers * r->shape->n_modules;
     rc = refuse_ends(r, e);
-    for (int i = 0; i < n && !rc; i++) {
-        rc = decide(r, i, e);
-        any |= r->rank[i];
-    }
+    for (int i = 0; i < n && !rc; i++) rc = decide(r, i, &any, e);
+    if (!rc) rc = adapter_experts_check_names(r->c, &r->p, r->shape->module, r->shape->n_modules, e);
     if (!rc && !any) rc = err_set(e, ERR_INVALID, "target_modules names no module of this model");
     if (!rc) return 0;
     peft_config_close(&r->p);
     return err_prefix(e, ADAPTER_CONFIG);
 }
 
+static int read_pair(const struct reading *r, int i, struct lora_pair *p, struct err *e)
+{
+    const struct lora_module *m = module_of(r, i);
+    p->scale = m->parameter  ? r->scale[i]
+               : r->p.rslora ? (float)(r->alpha[i] / sqrt(p->r))
+                             : (float)(r->alpha[i] / p->r);
+    if (!isfinite(p->scale)) return err_set(e, ERR_INVALID, "the alpha of a module is too large");
+    if (m->parameter) return adapter_experts_read(r->experts, &r->p, r->f, m, i / r->shape->n_modules, p, e);
+    int rc = adapter_tensor_read(r->f, r->found[i].a, p->a, e);
+    return rc ? rc : adapter_tensor_read(r->f, r->found[i].b, p->b, e);
+}
+
 static int read_tensors(struct reading *r, struct adapter **out, struct err *e)
 {
-    int rc = 0, n = r->shape->layers * r->shape->n_modules;
+    int rc = 0, n = r->shape->layers * r->shape->n_modules, any = 0;
     for (size_t i = 0; i < tensor_source_count(r->f) && !rc; i++)
-        rc = place_tensor(r->shape, r->c, tensor_source_at(r->f, i), r->found, e);
-    for (int i = 0; i < n && !rc; i++) rc = check_module(r, i, e);
+        rc = place_tensor(r->shape, r->c, tensor_source_at(r->f, i), r->found, r->experts, e);
+    for (int i = 0; i < n && !rc; i++) {
+        rc = check_module(r, i, e);
+        any |= r->rank[i];
+    }
+    if (!rc && !any) rc = err_set(e, ERR_INVALID, "there is no tensor of the modules that target_modules names");
     if (rc) return rc;
     struct adapter *a = adapter_of_ranks(r->c, r->rank); /* bounded: the file holds as many bytes */
     if (!a) return err_set(e, ERR_NOMEM, "no memory for the adapter");
@@ -196,14 +230,8 @@ static int read_tensors(struct reading *r, struct adapter **out, struct err *e)
     a->alpha = r->p.alpha;
     a->dropout = r->p.dropout;
     a->rslora = r->p.rslora;
-    for (int i = 0; i < n && !rc; i++) {
-        struct lora_pair *p = &a->pair[i];
-        if (!p->r) continue;
-        p->scale = (float)(a->rslora ? r->alpha[i] / sqrt(p->r) : r->alpha[i] / p->r);
-        if (!isfinite(p->scale)) rc = err_set(e, ERR_INVALID, "the alpha of a module is too large");
-        if (!rc) rc = fill(r->f, r->found[i].a, p->a, e);
-        if (!rc) rc = fill(r->f, r->found[i].b, p->b, e);
-    }
+    for (int i = 0; i < n && !rc; i++)
+        if (a->pair[i].r) rc = read_pair(r, i, &a->pair[i], e);
     if (rc)
         adapter_free(a);
     else
@@ -221,6 +249,8 @@ struct adapter *adapter_parse(const char *config, const struct tensor_source *f,
     r.found = mem_array(n, sizeof *r.found);
     r.rank = mem_array(n, sizeof *r.rank);
     r.alpha = mem_array(n, sizeof *r.alpha);
+    r.scale = mem_array(n, sizeof *r.scale);
+    r.experts = adapter_experts_new(c);
     if (!read_config(&r, config, e)) {
         if (read_tensors(&r, &out, e)) err_prefix(e, ADAPTER_WEIGHTS);
         peft_config_close(&r.p);
@@ -228,5 +258,7 @@ struct adapter *adapter_parse(const char *config, const struct tensor_source *f,
     free(r.found);
     free(r.rank);
     free(r.alpha);
+    free(r.scale);
+    adapter_experts_free(r.experts);
     return out;
 }

@@ -80,39 +80,58 @@ static void put_pattern(struct buf *b, const char *key, const struct model_confi
     buf_str(b, n ? "\n  },\n" : "},\n");
 }
 
-static bool everywhere(const struct adapter *a, int m)
+/* Whether the module has a pair in every layer that has it. */
+static bool everywhere(const struct model_config *c, const struct adapter *a, int m)
 {
     for (int l = 0; l < a->layers; l++)
-        if (!a->pair[l * a->n_modules + m].r) return false;
+        if (!a->pair[l * a->n_modules + m].r && tensors_row_present(c, l, a->module[m].row)) return false;
     return true;
+}
+
+/* The name of module m when all of its layers have a pair, else the full names of those that have. */
+static void put_module(struct buf *b, const struct model_config *c, const struct adapter *a, int m,
+                       const char *short_name, int *n)
+{
+    char name[160];
+    if (everywhere(c, a, m)) {
+        buf_printf(b, "%s\n    \"%s\"", (*n)++ ? "," : "", short_name);
+        return;
+    }
+    for (int l = 0; l < a->layers; l++) {
+        if (!a->pair[l * a->n_modules + m].r) continue;
+        path_of(c, a, l * a->n_modules + m, name);
+        buf_printf(b, "%s\n    \"%s\"", (*n)++ ? "," : "", name);
+    }
 }
 
 /* The short name when every module of that name has a pair; the path within a layer when only one of two modules of
  * that name has (c_proj); full names when only some layers have. */
 static void put_targets(struct buf *b, const struct model_config *c, const struct adapter *a)
 {
-    char name[160];
     int n = 0;
     buf_str(b, "  \"target_modules\": [");
     for (int m = 0; m < a->n_modules; m++) {
         bool all = true, said = false;
+        if (a->module[m].parameter) continue;
         for (int k = 0; k < a->n_modules; k++) {
             if (strcmp(a->module[k].name, a->module[m].name)) continue;
-            all &= everywhere(a, k);
+            all &= everywhere(c, a, k);
             said |= k < m;
         }
-        if (all && said) continue;
-        if (everywhere(a, m)) {
-            buf_printf(b, "%s\n    \"%s\"", n++ ? "," : "", all ? a->module[m].name : a->module[m].path);
-            continue;
-        }
-        for (int l = 0; l < a->layers; l++) {
-            if (!a->pair[l * a->n_modules + m].r) continue;
-            path_of(c, a, l * a->n_modules + m, name);
-            buf_printf(b, "%s\n    \"%s\"", n++ ? "," : "", name);
-        }
+        if (!all || !said) put_module(b, c, a, m, all ? a->module[m].name : a->module[m].path, &n);
     }
     buf_str(b, n ? "\n  ],\n" : "],\n");
+}
+
+/* Only where there are any: older readers do not know the key. */
+static void put_parameters(struct buf *b, const struct model_config *c, const struct adapter *a)
+{
+    int n = 0;
+    if (!(a->targets & TARGET_PARAMETERS)) return;
+    buf_str(b, "  \"target_parameters\": [");
+    for (int m = 0; m < a->n_modules; m++)
+        if (a->module[m].parameter) put_module(b, c, a, m, a->module[m].path, &n);
+    buf_str(b, "\n  ],\n");
 }
 
 /* Every key that older readers require, sorted, as PEFT's save_pretrained writes them. */
@@ -132,6 +151,7 @@ static void put_config(struct buf *b, const struct adapter *a, const struct mode
     put_pattern(b, "rank_pattern", c, a, true);
     buf_str(b, "  \"revision\": null,\n");
     put_targets(b, c, a);
+    put_parameters(b, c, a);
     buf_printf(b, "  \"task_type\": \"CAUSAL_LM\",\n  \"use_dora\": false,\n  \"use_rslora\": %s\n}\n",
                a->rslora ? "true" : "false");
 }
@@ -176,14 +196,66 @@ char *adapter_base_name(const char *model_dir)
 
 /* ---- files ---- */
 
+/* The module whose lora_A and lora_B the pair's tensors are: of a parameter the one that has it (adapter_experts.h). */
+static void holder_of(const struct model_config *c, const struct adapter *a, int i, char out[176])
+{
+    const struct lora_module *m = &a->module[i % a->n_modules];
+    bool both = false;
+    path_of(c, a, i, out);
+    if (!m->parameter) return;
+    *strrchr(out, '.') = 0;
+    for (int k = 0; k < a->n_modules; k++)
+        both |= a->module[k].gemm == GEMM_EXPERT_DOWN && a->pair[i - i % a->n_modules + k].r > 0;
+    if (m->gemm == GEMM_EXPERT_UP && both) strcat(out, ".base_layer");
+}
+
+/* b of experts, (E, n, r), as PEFT stores it: (n, r E), the experts of a rank beside each other. */
+static void by_rank(const float *b, int n, int r, int experts, float *out)
+{
+    for (int x = 0; x < experts; x++)
+        for (int o = 0; o < n; o++)
+            for (int i = 0; i < r; i++) {
+                size_t to = ((size_t)o * (size_t)r + (size_t)i) * (size_t)experts + (size_t)x;
+                out[to] = b[((size_t)x * (size_t)n + (size_t)o) * (size_t)r + (size_t)i];
+            }
+}
+
+static int put_matrix(struct st_writer *w, char *name, int rows, int cols, float *data, struct err *e)
+{
+    struct tensor t = {.name = name,
+                       .type = TENSOR_F32,
+                       .n_dims = 2,
+                       .dims = {rows, cols},
+                       .data = data,
+                       .bytes = (size_t)rows * (size_t)cols * sizeof(float)};
+    return st_writer_add(w, &t, 1, e);
+}
+
+static int put_pair(struct st_writer *w, const char *holder, const struct lora_module *m, const struct lora_pair *p,
+                    struct err *e)
+{
+    char name[240];
+    int r = p->r * lora_copies(m);
+    snprintf(name, sizeof name, "base_model.model.%s.lora_A.weight", holder);
+    int rc = put_matrix(w, name, r, m->k, p->a, e);
+    snprintf(name, sizeof name, "base_model.model.%s.lora_B.weight", holder);
+    if (rc || !m->experts) return rc ? rc : put_matrix(w, name, m->n, r, p->b, e);
+    float *b = mem_array((size_t)m->n * (size_t)r, sizeof *b);
+    by_rank(p->b, m->n, p->r, m->experts, b);
+    rc = put_matrix(w, name, m->n, r, b, e);
+    free(b);
+    return rc;
+}
+
 static int put_tensors(const struct adapter *a, const struct model_config *c, const char *path, struct err *e)
 {
     int n = a->layers * a->n_modules, rc = 0;
     size_t tensors = 0, names = 0;
+    char holder[176];
     for (int i = 0; i < n; i++) {
-        char module[160];
-        path_of(c, a, i, module);
-        if (a->pair[i].r) tensors += 2, names += 2 * (strlen(module) + sizeof "base_model.model..lora_A.weight");
+        if (!a->pair[i].r) continue;
+        holder_of(c, a, i, holder);
+        tensors += 2, names += 2 * (strlen(holder) + sizeof "base_model.model..lora_A.weight");
     }
     /* The writer would reserve twice what such entries need, and six times a name's length for escapes.  The header of
      * a small adapter should not be larger than its data. */
@@ -191,22 +263,9 @@ static int put_tensors(const struct adapter *a, const struct model_config *c, co
     if (!w) return e->code;
     st_writer_note(w, "format", "pt"); /* transformers and PEFT require it */
     for (int i = 0; i < n && !rc; i++) {
-        const struct lora_module *m = &a->module[i % a->n_modules];
-        const struct lora_pair *p = &a->pair[i];
-        char module[160], name[224];
-        if (!p->r) continue;
-        path_of(c, a, i, module);
-        for (int half = 0; half < 2 && !rc; half++) {
-            int rows = half ? m->n : p->r, cols = half ? p->r : m->k;
-            snprintf(name, sizeof name, "base_model.model.%s.lora_%c.weight", module, half ? 'B' : 'A');
-            struct tensor t = {.name = name,
-                               .type = TENSOR_F32,
-                               .n_dims = 2,
-                               .dims = {rows, cols},
-                               .data = half ? p->b : p->a,
-                               .bytes = (size_t)rows * (size_t)cols * sizeof(float)};
-            rc = st_writer_add(w, &t, 1, e);
-        }
+        if (!a->pair[i].r) continue;
+        holder_of(c, a, i, holder);
+        rc = put_pair(w, holder, &a->module[i % a->n_modules], &a->pair[i], e);
     }
     if (!rc) return st_writer_finish(w, e);
     st_writer_abort(w);

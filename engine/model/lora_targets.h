@@ -22,7 +22,13 @@ enum lora_target {
     TARGET_QUERY_KEY_VALUE = 32768,
     TARGET_DENSE_H_TO_4H = 65536,
     TARGET_DENSE_4H_TO_H = 131072,
-    TARGET_ALL = 262143 /* all modules of the family */
+    TARGET_SHARED_EXPERT_GATE = 262144,
+    TARGET_ALL = 524287, /* all modules of the family */
+    /* Parameters, not modules, for transformers 5 and PEFT: only where they are named. */
+    TARGET_EXPERTS_GATE_UP = 524288,
+    TARGET_EXPERTS_DOWN = 1048576,
+    TARGET_ROUTER = 2097152,
+    TARGET_PARAMETERS = TARGET_EXPERTS_GATE_UP | TARGET_EXPERTS_DOWN | TARGET_ROUTER
 };
 
 #endif

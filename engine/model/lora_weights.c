@@ -19,7 +19,7 @@ static size_t floats_of(const struct adapter *a)
     size_t n = 0;
     for (int i = 0; i < a->layers * a->n_modules; i++) {
         const struct lora_module *m = &a->module[i % a->n_modules];
-        size_t r = (size_t)a->pair[i].r;
+        size_t r = (size_t)a->pair[i].r * (size_t)lora_copies(m);
         n += rounded(r * (size_t)m->k) + rounded(r * (size_t)m->n);
     }
     return n;
@@ -49,7 +49,7 @@ static const float *put(struct lora_weights *w, struct dev *d, size_t *at, const
 static const float *put_b(struct lora_weights *w, struct dev *d, size_t *at, const struct lora_module *m,
                           const struct lora_pair *p)
 {
-    size_t n = (size_t)p->r * (size_t)m->n;
+    size_t n = (size_t)p->r * (size_t)m->n * (size_t)lora_copies(m);
     if (!m->by_head) return put(w, d, at, p->b, n);
     float *b = mem_array(n, sizeof *b);
     lora_b_to_outputs(m, p->r, p->b, b);
@@ -70,11 +70,11 @@ int lora_weights_upload(struct lora_weights *w, struct dev *d, const struct adap
         const struct lora_pair *p = &a->pair[i];
         struct lora_gemm *to = &w->layer[i / a->n_modules][m->gemm];
         if (!p->r) continue;
-        const float *pa = put(w, d, &at, p->a, (size_t)p->r * (size_t)m->k);
+        const float *pa = put(w, d, &at, p->a, (size_t)p->r * (size_t)m->k * (size_t)lora_copies(m));
         const float *pb = put_b(w, d, &at, m, p);
         to->part[to->n++] =
             (struct lora_part){.a = pa, .b = pb, .r = p->r, .col = m->col, .n = m->n, .scale = p->scale};
-        w->up |= m->gemm == GEMM_UP;
+        w->up |= m->gemm == GEMM_UP || m->gemm == GEMM_EXPERT_UP;
     }
     if (!d->ops->finish(d)) return 0;
     err_set(e, ERR_IO, "the adapter could not be copied to the device: %s: %s", d->error.op, d->error.msg);

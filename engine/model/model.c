@@ -124,7 +124,7 @@ static void dense(struct model *m, const struct step_batch *b, const struct laye
 static void feed_forward(struct model *m, const struct step_batch *b, const struct layer *l, struct mat h, struct mat y)
 {
     if (l->b->inter) dense(m, b, l, h, y);
-    if (l->b->experts.count) experts_forward(m->d, &m->experts, l, h, y);
+    if (l->b->experts.count) experts_forward(m->d, &m->experts, l, b, h, y);
 }
 
 /* Adds a branch's output y to x; y may be overwritten.  @return the input of the next branch: norm(x), in m->h, or x
@@ -325,7 +325,8 @@ enum { RAW_ROWS = 128 };
 int model_reserve_adapters(struct model *m, struct err *e)
 {
     int rows = m->x.rows < RAW_ROWS ? m->x.rows : RAW_ROWS;
-    if (!model_gated(&m->c) || !m->c.inter || m->raw.p || reserve_mat(m, &m->raw, rows, 2 * m->c.inter)) return 0;
+    bool dense = !model_gated(&m->c) || !m->c.inter || m->raw.p || reserve_mat(m, &m->raw, rows, 2 * m->c.inter);
+    if (dense && experts_open_adapters(&m->experts, m->d, &m->c, m->x.rows, &m->workspace_bytes)) return 0;
     return err_set(e, ERR_NOMEM, "no memory for the activations of adapters");
 }
 

@@ -28,7 +28,6 @@ static const struct {
     {"lora_bias", "a bias in lora_B"},
     {"modules_to_save", "whole trained modules"},
     {"trainable_token_indices", "trained token embeddings"},
-    {"target_parameters", "adapters of bare parameters"},
     {"layer_replication", "replicated layers"},
     {"use_qalora", "QALoRA"},
     {"use_bdlora", "BD-LoRA"},
@@ -118,7 +117,10 @@ static cJSON *default_targets(const struct model_config *c)
 static int read_targets(struct peft_config *p, const struct model_config *c, struct err *e)
 {
     const char *text = NULL, *without = NULL;
-    if (!get(p, "target_modules")) {
+    const char *parameter = NULL;
+    if (get_names(p, "target_parameters", &p->parameters, &parameter, e)) return e->code;
+    if (parameter) return err_set(e, ERR_INVALID, "target_parameters must be a list of names");
+    if (!get(p, "target_modules") && !p->parameters) {
         cJSON_DeleteItemFromObjectCaseSensitive(p->json, "target_modules");
         cJSON_AddItemToObject(p->json, "target_modules", default_targets(c));
     }
@@ -183,7 +185,13 @@ int peft_config_targets(const struct peft_config *p, int layer, const char *name
     if (rc) return rc < 0 ? rc : 0;
     if (p->all_linear) return 1;
     if (p->target.text) return rule_matches(&p->target, name, e);
-    return list_matches(p->targets, name, &exact) && (exact || layer_chosen(p, layer));
+    return p->targets && list_matches(p->targets, name, &exact) && (exact || layer_chosen(p, layer));
+}
+
+bool peft_config_parameter(const struct peft_config *p, const char *name)
+{
+    bool exact;
+    return p->parameters && list_matches(p->parameters, name, &exact);
 }
 
 int peft_config_rank(const struct peft_config *p, const char *name, int *rank, double *alpha, struct err *e)

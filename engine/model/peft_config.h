@@ -17,6 +17,7 @@ struct peft_config {
     const cJSON *targets, *exclude; /* lists, or NULL when the rule below is used */
     bool all_linear;
     struct rule target, excluded; /* text NULL: none */
+    const cJSON *parameters;      /* target_parameters; NULL: none */
     const cJSON *layers;          /* layers_to_transform; NULL: all */
     struct rule_table ranks, alphas;
 };
@@ -27,6 +28,8 @@ void peft_config_close(struct peft_config *);
 /* @return 1 when the module has an adapter, 0 when not, or an error code.  layer -1: the module is outside the layers.
  */
 int peft_config_targets(const struct peft_config *, int layer, const char *name, struct err *);
+/* Whether target_parameters names the parameter, "model.layers.3.mlp.experts.down_proj". */
+bool peft_config_parameter(const struct peft_config *, const char *name);
 /* The rank and alpha of a module with an adapter. */
 int peft_config_rank(const struct peft_config *, const char *name, int *rank, double *alpha, struct err *);
 

@@ -128,26 +128,26 @@ static const struct tensor_row gpt2_rows[] = {
 
 static const struct tensor_row mixtral_rows[] = {
     LLAMA_ATTENTION,
-    {"block_sparse_moe.gate", PART_ROUTER, TENSOR_IF_EXPERTS},
-    {"block_sparse_moe.experts.%d.w1", PART_EXPERT_GATE, TENSOR_IF_EXPERTS},
-    {"block_sparse_moe.experts.%d.w3", PART_EXPERT_UP, TENSOR_IF_EXPERTS},
-    {"block_sparse_moe.experts.%d.w2", PART_EXPERT_DOWN, TENSOR_IF_EXPERTS},
+    {"block_sparse_moe.gate", PART_ROUTER, TENSOR_IF_EXPERTS, TENSOR_NEVER, 0, TARGET_ROUTER},
+    {"block_sparse_moe.experts.%d.w1", PART_EXPERT_GATE, TENSOR_IF_EXPERTS, TENSOR_NEVER, 0, TARGET_EXPERTS_GATE_UP},
+    {"block_sparse_moe.experts.%d.w3", PART_EXPERT_UP, TENSOR_IF_EXPERTS, TENSOR_NEVER, 0, TARGET_EXPERTS_GATE_UP},
+    {"block_sparse_moe.experts.%d.w2", PART_EXPERT_DOWN, TENSOR_IF_EXPERTS, TENSOR_NEVER, 0, TARGET_EXPERTS_DOWN},
     LLAMA_MODEL,
 };
 
 static const struct tensor_row qwen_moe_rows[] = {
     LLAMA_ATTENTION,
-    {"mlp.gate_proj", PART_GATE, TENSOR_IF_DENSE},
-    {"mlp.up_proj", PART_UP, TENSOR_IF_DENSE},
-    {"mlp.down_proj", PART_DOWN, TENSOR_IF_DENSE},
-    {"mlp.gate", PART_ROUTER, TENSOR_IF_EXPERTS},
-    {"mlp.experts.%d.gate_proj", PART_EXPERT_GATE, TENSOR_IF_EXPERTS},
-    {"mlp.experts.%d.up_proj", PART_EXPERT_UP, TENSOR_IF_EXPERTS},
-    {"mlp.experts.%d.down_proj", PART_EXPERT_DOWN, TENSOR_IF_EXPERTS},
-    {"mlp.shared_expert.gate_proj", PART_GATE, TENSOR_IF_SHARED},
-    {"mlp.shared_expert.up_proj", PART_UP, TENSOR_IF_SHARED},
-    {"mlp.shared_expert.down_proj", PART_DOWN, TENSOR_IF_SHARED},
-    {"mlp.shared_expert_gate", PART_SHARED_GATE, TENSOR_IF_SHARED},
+    {"mlp.gate_proj", PART_GATE, TENSOR_IF_DENSE, TENSOR_NEVER, 0, TARGET_GATE},
+    {"mlp.up_proj", PART_UP, TENSOR_IF_DENSE, TENSOR_NEVER, 0, TARGET_UP},
+    {"mlp.down_proj", PART_DOWN, TENSOR_IF_DENSE, TENSOR_NEVER, 0, TARGET_DOWN},
+    {"mlp.gate", PART_ROUTER, TENSOR_IF_EXPERTS, TENSOR_NEVER, 0, TARGET_ROUTER},
+    {"mlp.experts.%d.gate_proj", PART_EXPERT_GATE, TENSOR_IF_EXPERTS, TENSOR_NEVER, 0, TARGET_EXPERTS_GATE_UP},
+    {"mlp.experts.%d.up_proj", PART_EXPERT_UP, TENSOR_IF_EXPERTS, TENSOR_NEVER, 0, TARGET_EXPERTS_GATE_UP},
+    {"mlp.experts.%d.down_proj", PART_EXPERT_DOWN, TENSOR_IF_EXPERTS, TENSOR_NEVER, 0, TARGET_EXPERTS_DOWN},
+    {"mlp.shared_expert.gate_proj", PART_GATE, TENSOR_IF_SHARED, TENSOR_NEVER, 0, TARGET_GATE},
+    {"mlp.shared_expert.up_proj", PART_UP, TENSOR_IF_SHARED, TENSOR_NEVER, 0, TARGET_UP},
+    {"mlp.shared_expert.down_proj", PART_DOWN, TENSOR_IF_SHARED, TENSOR_NEVER, 0, TARGET_DOWN},
+    {"mlp.shared_expert_gate", PART_SHARED_GATE, TENSOR_IF_SHARED, TENSOR_NEVER, 0, TARGET_SHARED_EXPERT_GATE},
     LLAMA_MODEL,
 };
 

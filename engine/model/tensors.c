@@ -116,6 +116,11 @@ static bool present(const struct model_config *c, int layer, enum tensor_when wh
     return false;
 }
 
+bool tensors_row_present(const struct model_config *c, int layer, const struct tensor_row *row)
+{
+    return present(c, layer, row->weight);
+}
+
 static const struct tensor_table *table_of(const struct model_config *c)
 {
     return c->family->tensors;

@@ -24,8 +24,18 @@ struct tensors tensors_of(const struct model_config *, const struct tensor_sourc
 
 /* ---- matrices -------------------------------------------------------------------------------------------------- */
 
-/* The four GEMMs of a layer: each multiplies by one stack, and adapters can change each. */
-enum layer_gemm { GEMM_QKV, GEMM_O, GEMM_UP, GEMM_DOWN, LAYER_GEMMS };
+/* The four GEMMs of a layer: each multiplies by one stack.  Adapters can change each, and those of the experts. */
+enum layer_gemm {
+    GEMM_QKV,
+    GEMM_O,
+    GEMM_UP,
+    GEMM_DOWN,
+    LAYER_GEMMS,
+    GEMM_ROUTER = LAYER_GEMMS,
+    GEMM_EXPERT_UP,
+    GEMM_EXPERT_DOWN,
+    LORA_GEMMS
+};
 
 /* A matrix of a layer: rows [at, at + rows) of its GEMM's stack. */
 struct layer_matrix {
@@ -36,6 +46,9 @@ struct layer_matrix {
 /* All matrices of a layer but those of its router and experts, in the order of the table; @return their number. */
 enum { LAYER_MATRICES_MAX = 8 };
 int tensors_layer_matrices(const struct model_config *, int layer, struct layer_matrix out[LAYER_MATRICES_MAX]);
+
+/* Whether the layer has the row's weight. */
+bool tensors_row_present(const struct model_config *, int layer, const struct tensor_row *);
 
 struct matrix_slot {
     char name[TENSOR_NAME_MAX]; /* the tensor's name in the source */

@@ -81,6 +81,17 @@ static void all_adapters(const struct steps *s)
     }
 }
 
+/* An adapter of the experts, for all rows of the largest step. */
+static void expert_adapters(const struct steps *s)
+{
+    struct block_experts x = model_experts(&s->m->c);
+    const float *any = s->m->x.p;
+    struct lora_part part = {any, any, s->r->max_lora_rank, 0, 2 * x.inter, 1};
+    struct lora_group group = {0, s->r->max_tokens * x.chosen, 1, &part};
+    if (x.count)
+        op_lora(s->m->d, (struct lora_args){mat_f32(s->m->x.p, group.rows, 2 * x.inter), s->m->experts.x, &group, 1});
+}
+
 /* Sampling, once greedy and once with every parameter set. */
 static void all_samples(const struct steps *s)
 {
@@ -113,6 +124,7 @@ static void largest_steps(void *arg)
     const struct steps *s = arg;
     all_steps(s);
     all_adapters(s);
+    expert_adapters(s);
     if (s->m->w.head) all_samples(s);
 }
 

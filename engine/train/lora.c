@@ -7,11 +7,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+static size_t a_floats(const struct lora_module *m, const struct lora_pair *p)
+{
+    return (size_t)p->r * (size_t)m->k * (size_t)lora_copies(m);
+}
+
+static size_t b_floats(const struct lora_module *m, const struct lora_pair *p)
+{
+    return (size_t)p->r * (size_t)m->n * (size_t)lora_copies(m);
+}
+
 /* kaiming_uniform_(a = sqrt(5)) of torch: +-sqrt(6 / (1 + 5) / k) */
 static void init_pair(const struct lora_module *m, struct lora_pair *p, uint64_t seed)
 {
     double bound = 1 / sqrt(m->k);
-    for (size_t i = 0; i < (size_t)p->r * (size_t)m->k; i++) p->a[i] = (float)((2 * rng_uniform(seed, i) - 1) * bound);
+    for (size_t i = 0; i < a_floats(m, p); i++) p->a[i] = (float)((2 * rng_uniform(seed, i) - 1) * bound);
 }
 
 static struct adapter *make(const struct model_config *c, const struct train_params *t, struct err *e)
@@ -24,11 +34,12 @@ static struct adapter *make(const struct model_config *c, const struct train_par
     return a;
 }
 
-/* The pairs of one GEMM of one layer: all a's contiguous, then each b. */
+/* The pairs of one GEMM of one layer: each b, then all a's, contiguous.  Of experts there is one pair. */
 static void add_site(struct train_lora *l, int layer, int gemm, struct optim *o)
 {
     const struct adapter *a = l->adapter;
-    struct site *s = &l->site[layer * LAYER_GEMMS + gemm];
+    struct site *s = &l->site[layer * LORA_GEMMS + gemm];
+    size_t copies = 1;
     for (int half = 0; half < 2; half++)
         for (int i = 0; i < a->n_modules; i++) {
             const struct lora_module *m = &a->module[i];
@@ -36,16 +47,17 @@ static void add_site(struct train_lora *l, int layer, int gemm, struct optim *o)
             const struct lora_pair *p = &a->pair[at];
             if ((int)m->gemm != gemm || !p->r) continue;
             if (half) {
-                l->b[at] = optim_add(o, (size_t)m->n * (size_t)p->r, true);
+                l->b[at] = optim_add(o, b_floats(m, p), true);
                 continue;
             }
             s->part[s->n_parts++] =
                 (struct site_part){.at = s->r, .r = p->r, .col = m->col, .n = m->n, .scale = p->scale};
             s->r += p->r;
             s->k = m->k;
+            copies = (size_t)lora_copies(m);
         }
     if (!s->r) return;
-    size_t start = optim_add(o, (size_t)s->r * (size_t)s->k, true);
+    size_t start = optim_add(o, (size_t)s->r * (size_t)s->k * copies, true);
     for (int i = 0, n = 0; i < a->n_modules; i++)
         if ((int)a->module[i].gemm == gemm && a->pair[layer * a->n_modules + i].r)
             l->a[layer * a->n_modules + i] = start + (size_t)s->part[n++].at * (size_t)s->k;
@@ -57,11 +69,16 @@ int train_lora_open(struct train_lora *l, const struct model_config *c, const st
     *l = (struct train_lora){.c = c, .adapter = from ? adapter_read(from, c, e) : make(c, t, e)};
     if (!l->adapter) return e->code;
     size_t pairs = (size_t)c->layers * (size_t)l->adapter->n_modules;
-    l->site = mem_array((size_t)c->layers * LAYER_GEMMS, sizeof *l->site);
+    l->site = mem_array((size_t)c->layers * LORA_GEMMS, sizeof *l->site);
     l->a = mem_array(pairs, sizeof *l->a);
     l->b = mem_array(pairs, sizeof *l->b);
     for (int layer = 0; layer < c->layers; layer++)
-        for (int p = 0; p < LAYER_GEMMS; p++) add_site(l, layer, p, o);
+        for (int p = 0; p < LORA_GEMMS; p++) add_site(l, layer, p, o);
+    if (l->adapter->targets & TARGET_PARAMETERS && t->lora_dropout > 0)
+        return err_set(
+            e, ERR_INVALID,
+            "lora_dropout must be 0 for adapters of experts and routers: PEFT adapts them as parameters, which "
+            "have no dropout");
     if (o->trained) return 0;
     return err_set(e, ERR_INVALID, "targets: a %s model has none of these modules", c->family->model_type);
 }
@@ -70,19 +87,19 @@ void train_lora_bind(struct train_lora *l, struct optim *o)
 {
     const struct adapter *a = l->adapter;
     for (int layer = 0; layer < l->c->layers; layer++) {
-        int seen[LAYER_GEMMS] = {0};
+        int seen[LORA_GEMMS] = {0};
         for (int i = 0; i < a->n_modules; i++) {
             const struct lora_module *m = &a->module[i];
             int at = layer * a->n_modules + i;
             const struct lora_pair *p = &a->pair[at];
             if (!p->r) continue;
-            struct site *s = &l->site[layer * LAYER_GEMMS + (int)m->gemm];
+            struct site *s = &l->site[layer * LORA_GEMMS + (int)m->gemm];
             struct site_part *part = &s->part[seen[m->gemm]++];
             if (part == s->part) s->a = o->p + l->a[at], s->da = o->g + l->a[at];
             part->b = o->p + l->b[at];
             part->db = o->g + l->b[at];
-            o->d->ops->upload(o->d, o->p + l->a[at], p->a, (size_t)p->r * (size_t)m->k * sizeof *p->a);
-            size_t n = (size_t)p->r * (size_t)m->n;
+            o->d->ops->upload(o->d, o->p + l->a[at], p->a, a_floats(m, p) * sizeof *p->a);
+            size_t n = b_floats(m, p);
             float *b = mem_array(n, sizeof *b);
             lora_b_to_outputs(m, p->r, p->b, b);
             o->d->ops->upload(o->d, o->p + l->b[at], b, n * sizeof *b);
@@ -98,7 +115,7 @@ int train_lora_write(struct train_lora *l, const float *p, const char *base_name
         const struct lora_module *m = &a->module[i % a->n_modules];
         const struct lora_pair *pair = &a->pair[i];
         if (!pair->r) continue;
-        memcpy(pair->a, p + l->a[i], (size_t)pair->r * (size_t)m->k * sizeof *p);
+        memcpy(pair->a, p + l->a[i], a_floats(m, pair) * sizeof *p);
         lora_b_to_stored(m, pair->r, p + l->b[i], pair->b);
     }
     return adapter_write(a, l->c, base_name, dir, e);

@@ -10,7 +10,7 @@
 struct train_lora {
     const struct model_config *c;
     struct adapter *adapter; /* shapes, scales and initial values */
-    struct site *site;       /* (layers, LAYER_GEMMS) */
+    struct site *site;       /* (layers, LORA_GEMMS) */
     size_t *a, *b;           /* (layers, modules) offsets of a pair's matrices in the optimizer's arrays */
 };
 

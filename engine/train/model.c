@@ -123,7 +123,7 @@ static const struct site no_site;
 
 static const struct site *site_of(const struct train_model *m, int layer, enum layer_gemm p)
 {
-    return m->site ? &m->site[layer * LAYER_GEMMS + p] : &no_site;
+    return m->site ? &m->site[layer * LORA_GEMMS + (int)p] : &no_site;
 }
 
 static void drop_input(struct train_model *m, int layer, enum layer_gemm p, struct mat x)
@@ -359,7 +359,7 @@ static struct reach reach_of(const struct train_model *m, const struct layer *l)
     int layer = l->index;
     struct reach r = {.below = layer > m->lowest || m->grads};
     r.attention = r.below || site_of(m, layer, GEMM_QKV)->r || site_of(m, layer, GEMM_O)->r;
-    r.ff_input = block_parallel(l->b) ? r.below : r.attention;
+    r.ff_input = (block_parallel(l->b) ? r.below : r.attention) || train_experts_adapted(&m->experts, l);
     r.inner = r.ff_input || site_of(m, layer, GEMM_UP)->r;
     return r;
 }
@@ -429,9 +429,15 @@ static void feed_forward_back(struct train_model *m, const struct layer *l, cons
                               struct mat dx, struct mat dh, const struct reach *r)
 {
     bool experts = l->b->experts.count && r->ff_input;
-    if (experts) dx = train_experts_back(chunks_of(m), &m->experts, l, h, area_mat(m, 0, l->b->inter), dx);
+    struct mat shared = here(m, m->experts.shared);
+    if (!l->b->inter || !l->b->experts.gate) shared.p = NULL;
+    if (experts && shared.p) {
+        linear(m, l, shared, area_mat(m, 0, l->b->inter), l->w->down, l->w->down_b);
+        site_up(m, l->index, GEMM_DOWN, shared, k);
+    }
+    if (experts) dx = train_experts_back(chunks_of(m), &m->experts, l, h, shared, dx);
     if (l->b->inter) dense_back(m, l, k, h, dx, dh, r);
-    if (experts) train_experts_input(chunks_of(m), &m->experts, l, dh);
+    if (experts) train_experts_input(chunks_of(m), &m->experts, l, h, dh);
 }
 
 /* dx: on entry the gradient by the norm's output, on return by its input */
@@ -708,10 +714,11 @@ static void take_sites(struct take *t)
     int r = 0, k = 0;
     m->lowest = m->grads ? 0 : m->c->layers;
     for (int l = m->c->layers - 1; l >= 0; l--)
-        for (int p = 0; p < LAYER_GEMMS; p++) {
+        for (int p = 0; p < LORA_GEMMS; p++) {
             const struct site *s = site_of(m, l, (enum layer_gemm)p);
             if (!s->r) continue;
             m->lowest = l;
+            if (p >= LAYER_GEMMS) continue; /* experts.c has memory of its own */
             if (s->r > r) r = s->r;
             if (s->k > k) k = s->k;
         }
@@ -738,7 +745,8 @@ static void take_all(struct take *t)
     struct kept scratch;
     for (int i = 0; i < m->n_kept; i++) take_kept(t, i, t->count ? &scratch : &m->kept[i]);
     take_sites(t);
-    train_experts_take(&m->experts, m->c, m->max_tokens, take_for_experts, t);
+    train_experts_take(&m->experts, m->c, m->site, m->max_tokens, take_for_experts, t);
+    m->experts.half = m->half;
     m->h = take_mat(t, T, c->hidden);
     m->dx = take_mat(t, T, c->hidden);
     m->dh = take_mat(t, T, c->hidden);

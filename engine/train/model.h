@@ -18,27 +18,13 @@
 #include "engine/model/weights.h"
 #include "engine/train/experts.h"
 #include "engine/train/scheduler_gate.h"
+#include "engine/train/site.h"
 #include "kernels/ops.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
 /* ---- what is trained ------------------------------------------------------------------------------------------- */
-
-enum { SITE_PARTS = 3 };
-
-/* The adapters of one GEMM of one layer: y[:, col .. col + n) += scale (x a_i^T) b_i^T.  Their a's are stacked, so that
- * one GEMM computes x a^T for all of them.  r 0: none.  Pointers into the optimizer's arrays. */
-struct site {
-    int r, k;      /* sum of the parts' ranks; inputs */
-    float *a, *da; /* (r, k) */
-    int n_parts;
-    struct site_part {
-        int at, r, col, n; /* rows [at, at + r) of a */
-        float scale;
-        float *b, *db; /* (n, r) */
-    } part[SITE_PARTS];
-};
 
 /* Gradients of all weights, in the shapes of struct weights; matrices (outputs, inputs) f32; NULL for weights the model
  * does not have.  embed and head are the same when tied. */
@@ -82,7 +68,7 @@ struct train_model {
     const struct weights *w;
     struct dev *d;
     struct scheduler_gate *gate;
-    const struct site *site;         /* (layers, LAYER_GEMMS), or NULL */
+    const struct site *site;         /* (layers, LORA_GEMMS), or NULL */
     const struct model_grads *grads; /* or NULL */
     float dropout;                   /* on the sites' inputs, one mask for all parts of a site */
     float residual_dropout; /* on the outputs of attention and feed-forward and on embeddings; only without sites */

@@ -34,6 +34,10 @@ static const struct {
     {"query_key_value", TARGET_QUERY_KEY_VALUE},
     {"dense_h_to_4h", TARGET_DENSE_H_TO_4H},
     {"dense_4h_to_h", TARGET_DENSE_4H_TO_H},
+    {"shared_expert_gate", TARGET_SHARED_EXPERT_GATE},
+    {"experts.gate_up_proj", TARGET_EXPERTS_GATE_UP},
+    {"experts.down_proj", TARGET_EXPERTS_DOWN},
+    {"gate.weight", TARGET_ROUTER},
     {"q", TARGET_Q},
     {"k", TARGET_K},
     {"v", TARGET_V},
@@ -44,7 +48,7 @@ static const struct {
     {"all-linear", TARGET_ALL},
     {"all", TARGET_ALL},
 };
-enum { N_TARGETS = sizeof targets / sizeof *targets, N_OWN_TARGETS = 18 };
+enum { N_TARGETS = sizeof targets / sizeof *targets, N_OWN_TARGETS = 22 };
 
 enum kind { K_NUMBER, K_INT, K_I64, K_BOOL, K_U64, K_CHOICE, K_TARGETS };
 

@@ -28,10 +28,9 @@ static const struct ours {
     double alpha;
     bool rslora, odd; /* odd: another rank in each module, none in some */
 } ours[] = {
-    {"llama-gqa--ours-all", 4, 8, false, false},
-    {"gpt2--ours-rslora", 3, 2, true, false},
-    {"phi--ours-all", 4, 6.5, false, false},
-    {"qwen2--ours-patterns", 4, 4, false, true},
+    {"llama-gqa--ours-all", 4, 8, false, false},  {"gpt2--ours-rslora", 3, 2, true, false},
+    {"phi--ours-all", 4, 6.5, false, false},      {"qwen2--ours-patterns", 4, 4, false, true},
+    {"mixtral--ours-experts", 2, 4, true, false}, {"qwen2-moe--ours-experts", 3, 4, false, true},
 };
 
 static const struct ours *find_ours(const char *name)
@@ -48,7 +47,7 @@ static void fill(struct adapter *a)
         const struct lora_module *m = &a->module[i % a->n_modules];
         for (int half = 0; half < 2; half++) {
             float *p = half ? a->pair[i].b : a->pair[i].a;
-            for (int k = 0; k < a->pair[i].r * (half ? m->n : m->k); k++) {
+            for (int k = 0; k < a->pair[i].r * (half ? m->n : m->k) * lora_copies(m); k++) {
                 x = x * 1664525 + 1013904223;
                 p[k] = (float)(int32_t)x * 0x1p-32f;
             }
@@ -83,7 +82,7 @@ static int write_ours(const char *models, const struct ours *o, const char *out,
         for (int i = 0; i < c.layers * n_modules; i++)
             if (rank[i]) a->pair[i].scale = i % 3 ? (float)(o->alpha / rank[i]) : 0.7f;
     } else {
-        a = adapter_new(&c, TARGET_ALL, o->r, o->alpha, o->rslora);
+        a = adapter_new(&c, TARGET_ALL | TARGET_PARAMETERS, o->r, o->alpha, o->rslora);
     }
     fill(a);
     rc = adapter_write(a, &c, base, out, e);
@@ -163,7 +162,7 @@ static bool check_refused(const char *models, const char *dir, const char *name)
 {
     static const char *const says[][2] = {
         {"dora", "DoRA"},        {"bias", "lora_bias"},        {"biases", "bias"}, {"embedding", "embedding table"},
-        {"head", "output head"}, {"whole", "modules_to_save"}, {"alora", "aLoRA"}, {"experts", "target_parameters"}};
+        {"head", "output head"}, {"whole", "modules_to_save"}, {"alora", "aLoRA"}, {"parameters", "target_parameters"}};
     char base[64];
     struct model_config c;
     struct err e = {0};

@@ -60,6 +60,24 @@ PEFT_MADE_LATER = {
     "qwen2-moe--attention": dict(target_modules=["q_proj", "v_proj"], r=4, lora_alpha=16),
     "qwen3-moe--attention": dict(target_modules=ATTENTION, r=2, lora_alpha=8),
     "gpt-oss--attention": dict(target_modules=ATTENTION, r=2, lora_alpha=8),
+    "olmo3--all-linear": dict(target_modules="all-linear", r=2, lora_alpha=4),
+    "gpt-neox-sequential--all-linear": dict(target_modules="all-linear", r=2, lora_alpha=4),
+    "stablelm-parallel--all-linear": dict(target_modules="all-linear", r=2, lora_alpha=4),
+    "mixtral--experts": dict(target_modules=["q_proj"], target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+                             r=2, lora_alpha=8, lora_dropout=0, use_rslora=True),
+    "mixtral--w1-w2-w3": dict(target_modules=["w1", "w2", "w3", "gate"], r=2, lora_alpha=4, lora_dropout=0),
+    "qwen2-moe--all-linear": dict(target_modules="all-linear", r=2, lora_alpha=4),
+    "qwen2-moe--down": dict(target_modules=["v_proj"], target_parameters=["experts.down_proj", "gate.weight"], r=3, lora_alpha=6,
+                            lora_dropout=0, rank_pattern={"experts.down_proj": 1}),
+    "qwen3-moe--experts": dict(target_modules=[], target_parameters=["gate_up_proj"], r=2, lora_alpha=4, lora_dropout=0),
+    "olmoe--experts": dict(target_modules=ATTENTION, target_parameters=["gate_up_proj", "down_proj", "mlp.gate.weight"], r=2,
+                           lora_alpha=4, lora_dropout=0),
+}
+# Before transformers 5 experts were modules; PEFT reads such files, but cannot write them any more.
+OLD = {
+    "mixtral--old-modules": dict(modules=["w1", "w2", "w3", "gate"], r=2, lora_alpha=4),
+    "olmoe--old-modules": dict(modules=["q_proj", "gate_proj", "up_proj", "down_proj"], r=3, lora_alpha=3),
+    "olmoe--old-down": dict(modules=["down_proj"], r=2, lora_alpha=4),
 }
 REFUSED = {
     "llama-gqa--refused-dora": dict(target_modules=["q_proj"], use_dora=True),
@@ -69,10 +87,11 @@ REFUSED = {
     "llama-gqa--refused-head": dict(target_modules=["q_proj", "lm_head"]),
     "llama-gqa--refused-whole": dict(target_modules=["q_proj"], modules_to_save=["input_layernorm"]),
     "llama-gqa--refused-alora": dict(target_modules=["q_proj"], alora_invocation_tokens=[5, 6]),
-    "qwen3-moe--refused-experts": dict(target_modules=["q_proj"], target_parameters=["mlp.experts.down_proj"],
-                                       lora_dropout=0),
+    "llama-gqa--refused-parameters": dict(target_modules=["q_proj"], target_parameters=["mlp.down_proj.weight"],
+                                          lora_dropout=0),
 }
 OURS = ["llama-gqa--ours-all", "gpt2--ours-rslora", "phi--ours-all", "qwen2--ours-patterns"]
+OURS_LATER = ["qwen2-moe--ours-experts", "mixtral--ours-experts"]
 
 
 def load(models, name):
@@ -104,6 +123,28 @@ def make(models, out, name, seed, dtype=torch.float32, **config):
     model = peft.get_peft_model(load(models, name), peft.LoraConfig(**{"task_type": "CAUSAL_LM", "lora_dropout": 0.1, **config}))
     randomize(model, seed)
     save(model, out / name, dtype)
+
+
+def make_old(models, out, name, seed, modules, r, lora_alpha):
+    """Files as PEFT wrote them for transformers 4: a linear layer for each matrix of each expert."""
+    g = torch.Generator().manual_seed(seed)
+    tensors = {}
+    with safetensors.safe_open(models / name.split("--")[0] / "model.safetensors", "pt") as f:
+        for key in sorted(f.keys()):
+            module = key.removesuffix(".weight")
+            if not key.startswith("model.layers.") or module.rpartition(".")[2] not in modules:
+                continue
+            n, k = f.get_slice(key).get_shape()
+            for letter, shape, size in (("A", (r, k), 0.2), ("B", (n, r), 0.3)):
+                tensors[f"base_model.model.{module}.lora_{letter}.weight"] = torch.randn(shape, generator=g) * size
+    path = out / name
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    safetensors.torch.save_file(tensors, path / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=modules, r=r, lora_alpha=lora_alpha).to_dict()
+    config["base_model_name_or_path"] = name.split("--")[0]
+    config["target_modules"] = sorted(modules)
+    (path / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
 
 
 @torch.no_grad()
@@ -149,10 +190,13 @@ def main():
     for seed, (name, config) in enumerate([*PEFT_MADE.items(), *PEFT_MADE_LATER.items()]):
         if chosen(name):
             make(args.models, args.out, name, seed, **config)
-    for name in filter(chosen, OURS):
+    for seed, (name, config) in enumerate(OLD.items(), 500):
+        if chosen(name):
+            make_old(args.models, args.out, name, seed, **config)
+    for name in filter(chosen, OURS + OURS_LATER):
         shutil.rmtree(args.out / name, ignore_errors=True)
         subprocess.run([args.tool, "--write", args.models, name, args.out / name], check=True)
-    for seed, name in enumerate([*PEFT_MADE, *OURS, *PEFT_MADE_LATER]):
+    for seed, name in enumerate([*PEFT_MADE, *OURS, *PEFT_MADE_LATER, *OLD, *OURS_LATER]):
         if chosen(name):
             expect(args.models, args.out / name, 100 + seed)
     for seed, (name, config) in enumerate(REFUSED.items()):

@@ -43,8 +43,16 @@ TARGETS = {
     "phi4-mini": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
     "phi": ["q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"],
 }
-EXPERTS = ["mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"]  # only adapters on attention are trained
-TARGETS.update({name: ["q_proj", "k_proj", "v_proj", "o_proj"] for name in EXPERTS})
+LATER = ["gpt-neox-sequential", "stablelm-parallel", "smollm3-sliding"]  # after EXPERTS in the order that gives seeds
+TARGETS["gpt-neox-sequential"] = TARGETS["gpt-neox"]
+EXPERTS = ["mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss", "olmoe"]  # only adapters are trained
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+TARGETS.update({"mixtral": ["q_proj"], "qwen2-moe": "all-linear", "qwen3-moe": ATTENTION, "gpt-oss": ATTENTION, "olmoe": []})
+PARAMETERS = {
+    "mixtral": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "gate.weight"],
+    "qwen2-moe": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+    "olmoe": ["mlp.experts.down_proj"],
+}
 LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -148,7 +156,7 @@ def safetensors_names(directory):
 def run_lora(name, directory, rows, out, adapter):
     torch.manual_seed(7)
     config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=TARGETS.get(name, LLAMA), lora_dropout=0.0, task_type="CAUSAL_LM",
-                             fan_in_fan_out=name == "gpt2")
+                             target_parameters=PARAMETERS.get(name), fan_in_fan_out=name == "gpt2")
     model = peft.get_peft_model(load(directory), config).eval()
     shutil.rmtree(adapter, ignore_errors=True)
     model.save_pretrained(adapter)
@@ -169,7 +177,7 @@ def main():
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     muon_in_float32()
-    for i, name in [*enumerate(MODELS), *enumerate(EXPERTS, 15)]:
+    for i, name in [*enumerate(MODELS), *enumerate(EXPERTS, 15), *enumerate(LATER, 20)]:
         if args.only not in (None, name):
             continue
         directory = args.models / name

@@ -508,6 +508,65 @@ static void test_rules(void **state)
     }
 }
 
+/* ---- experts ---- */
+
+static const struct model_config moe = {.family = &(const struct model_family){.tensors = &mixtral_tensors},
+                                        .layers = 1,
+                                        .hidden = 8,
+                                        .heads = 2,
+                                        .kv_heads = 1,
+                                        .head_dim = 4,
+                                        .block = {{.experts = {.count = 2, .chosen = 1, .inter = 4}, .gated = true}}};
+
+#define MOE(rest) "{\"peft_type\":\"LORA\",\"r\":2,\"lora_alpha\":6," rest "}"
+#define E0 "base_model.model.model.layers.0.mlp.experts."
+#define OLD0 "base_model.model.model.layers.0.block_sparse_moe."
+static const struct tensor_spec both_params[] = {{E0 "base_layer.lora_A.weight", "F32", 4, 8},
+                                                 {E0 "base_layer.lora_B.weight", "F32", 8, 4},
+                                                 {E0 "lora_A.weight", "F32", 4, 4},
+                                                 {E0 "lora_B.weight", "F32", 8, 4}};
+static const struct tensor_spec by_expert[] = {{OLD0 "experts.0.w2.lora_A.weight", "F32", 2, 4},
+                                               {OLD0 "experts.0.w2.lora_B.weight", "F32", 8, 2},
+                                               {OLD0 "experts.1.w2.lora_A.weight", "F32", 2, 4},
+                                               {OLD0 "experts.1.w2.lora_B.weight", "F32", 8, 2}};
+static const struct tensor_spec not_an_expert[] = {{OLD0 "experts.2.w2.lora_A.weight", "F32", 2, 4}};
+
+static void test_experts(void **state)
+{
+    static const struct {
+        const char *config;
+        const struct tensor_spec *t;
+        int n;
+        const char *says; /* NULL: accepted */
+    } cases[] = {
+        {MOE("\"target_parameters\":[\"gate_up_proj\",\"down_proj\"]"), both_params, 4, NULL},
+        {MOE("\"target_parameters\":[\"experts.down_proj\"],\"target_modules\":[]"), both_params + 2, 2, NULL},
+        {MOE("\"target_modules\":[\"w2\"]"), by_expert, 4, NULL},
+        {MOE("\"target_modules\":\"all-linear\""), by_expert, 4, "q_proj.lora_A.weight is missing"},
+        {MOE("\"target_parameters\":[\"down_proj\"]"), both_params, 4, "target_modules does not name its module"},
+        {MOE("\"target_parameters\":[\"down_proj\"],\"r\":1,\"rank_pattern\":{\"down_proj\":3}"), both_params + 2, 2,
+         "shape is not [6, 4]"},
+        {MOE("\"target_parameters\":[\"gate_up_proj\",\"down_proj\"]"), both_params, 3, "lora_B.weight is missing"},
+        {MOE("\"target_parameters\":[\"up_proj\"]"), both_params, 4, "\"up_proj\" is no parameter of this model"},
+        {MOE("\"target_parameters\":\"down_proj\""), both_params + 2, 2, "must be a list of names"},
+        {MOE("\"target_modules\":[\"w2\"]"), by_expert, 3, "experts.1.w2.lora_B.weight is missing"},
+        {MOE("\"target_modules\":[\"w2\"]"), by_expert + 2, 2, "experts.0.w2.lora_A.weight is missing"},
+        {MOE("\"target_modules\":[\"w1\"]"), by_expert, 4, "target_modules does not name its module"},
+        {MOE("\"target_modules\":[\"w2\"],\"alpha_pattern\":{\"experts.1.w2\":3}"), by_expert, 4,
+         "a rank or alpha that not all experts"},
+        {MOE("\"target_modules\":[\"w2\"]"), not_an_expert, 1, "belongs to no module"},
+        {MOE("\"target_modules\":[\"w2\"]"), NULL, 0, "no tensor of the modules"},
+        {MOE("\"target_modules\":[\"w4\"]"), NULL, 0, "names no module"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct err e = {0};
+        struct adapter *a = parse(cases[i].config, &moe, cases[i].t, cases[i].n, 0, &e);
+        bool fits = cases[i].says ? !a && strstr(e.msg, cases[i].says) : a && a->targets & TARGET_PARAMETERS;
+        if (!fits) fail_msg("case %zu: expected \"%s\", got \"%s\"", i, cases[i].says, a ? "(accepted)" : e.msg);
+        adapter_free(a);
+    }
+}
+
 static void test_directory_errors(void **state)
 {
     char dir[] = "/tmp/tandem-test-XXXXXX";
@@ -690,6 +749,7 @@ int main(void)
         cmocka_unit_test(test_accepts_other_spellings),
         cmocka_unit_test(test_scale),
         cmocka_unit_test(test_rules),
+        cmocka_unit_test(test_experts),
         cmocka_unit_test(test_directory_errors),
         cmocka_unit_test(test_exchanged_while_read),
         cmocka_unit_test(test_mutations),

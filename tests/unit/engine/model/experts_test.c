@@ -166,8 +166,8 @@ static void test_models_refused(void **state)
 
 enum { T = 40, TEXTS = 3, EACH = (T + KV_PAGE - 1) / KV_PAGE };
 
-/* The logits of text 0, computed in chunks, with `others` other texts in every step. */
-static float *logits_of(struct model *m, int chunk, int others)
+/* The logits of text 0, computed in chunks, with `others` other texts in every step.  lora: the texts' adapters. */
+static float *logits_of(struct model *m, int chunk, int others, const struct lora_weights *const lora[TEXTS])
 {
     struct step_batch b;
     int vocab = m->c.vocab;
@@ -178,7 +178,7 @@ static float *logits_of(struct model *m, int chunk, int others)
     for (int i = 0; i < TEXTS; i++) {
         for (int t = 0; t < T; t++) tokens[i][t] = (t * 37 + i * 101 + t * t * i) % vocab;
         for (int k = 0; k < EACH; k++) pages[i][k] = i * EACH + k;
-        seq[i] = (struct step_batch_seq){.tokens = tokens[i], .pages = pages[i], .n_pages = EACH};
+        seq[i] = (struct step_batch_seq){.tokens = tokens[i], .pages = pages[i], .n_pages = EACH, .lora = lora[i]};
     }
     for (int at = 0; at < T; at += chunk) {
         int n = T - at < chunk ? T - at : chunk;
@@ -206,9 +206,10 @@ static void compare_company(const char *name, int quantize)
     if (model_load(&m, dir, "cpu", 2, quantize == DT_NONE ? NULL : &how, false, &e)) fail_msg("%s", e.msg);
     struct model_reserve r = {TEXTS * EACH, T, TEXTS * T, TEXTS * T, DT_F32};
     assert_int_equal(model_reserve(&m, &r, &e), 0);
-    float *whole = logits_of(&m, T, 0);
+    const struct lora_weights *const none[TEXTS] = {NULL};
+    float *whole = logits_of(&m, T, 0, none);
     for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
-        float *got = logits_of(&m, chunks[i], others[i]);
+        float *got = logits_of(&m, chunks[i], others[i], none);
         if (memcmp(got, whole, (size_t)(T * m.c.vocab) * sizeof *got))
             fail_msg("%s of %s: chunks of %d beside %d texts give other bits", name, dtype_name((enum dtype)quantize),
                      chunks[i], others[i]);
@@ -232,11 +233,78 @@ static void test_company(void **state)
     compare_company("gpt-oss-mxfp4", DT_NONE);
 }
 
+/* ---- adapters --------------------------------------------------------------------------------------------------- */
+
+/* An adapter of everything, or without the parameters of experts and routers. */
+static struct lora_weights made_adapter(struct model *m, unsigned targets, int r, float by)
+{
+    struct lora_weights w;
+    struct err e;
+    struct adapter *a = adapter_new(&m->c, targets, r, 4, false);
+    assert_non_null(a);
+    size_t floats = 0;
+    for (int i = 0; i < a->layers * a->n_modules; i++) {
+        const struct lora_module *mod = &a->module[i % a->n_modules];
+        size_t n = (size_t)a->pair[i].r * (size_t)lora_copies(mod);
+        for (size_t k = 0; k < n * (size_t)mod->k; k++) a->pair[i].a[k] = by * (float)((int)(k * 7 % 11) - 5);
+        for (size_t k = 0; k < n * (size_t)mod->n; k++) a->pair[i].b[k] = by * (float)((int)(k * 5 % 13) - 6);
+        floats += n * (size_t)(mod->k + mod->n);
+    }
+    assert_int_equal(adapter_bytes(a), floats * sizeof(float));
+    assert_int_equal(lora_weights_upload(&w, m->d, a, &e), 0);
+    assert_true(w.bytes >= floats * sizeof(float)); /* the experts' are counted */
+    adapter_free(a);
+    return w;
+}
+
+/* A text with or without an adapter of the experts has the same bits alone and beside texts with others. */
+static void adapted_company(const char *name)
+{
+    struct model m;
+    struct err e = {0};
+    char dir[1200];
+    snprintf(dir, sizeof dir, "%s/%s", models, name);
+    if (model_load(&m, dir, "cpu", 2, NULL, false, &e)) fail_msg("%s", e.msg);
+    struct model_reserve r = {TEXTS * EACH, T, TEXTS * T, TEXTS * T, DT_F32};
+    assert_int_equal(model_reserve(&m, &r, &e), 0);
+    size_t before = m.workspace_bytes;
+    assert_int_equal(model_reserve_adapters(&m, &e), 0);
+    assert_true(m.workspace_bytes > before);
+    struct lora_weights all = made_adapter(&m, TARGET_ALL | TARGET_PARAMETERS, 3, 0.02f);
+    struct lora_weights down = made_adapter(&m, TARGET_EXPERTS_DOWN, 2, 0.05f);
+    const struct lora_weights *const mixed[][TEXTS] = {
+        {NULL, &all, &down}, {&all, NULL, &down}, {&down, &all, NULL}, {&all, &all, &all}};
+    float *bare = NULL;
+    for (size_t i = 0; i < sizeof mixed / sizeof *mixed; i++) {
+        float *alone = logits_of(&m, T, 0, mixed[i]), *beside = logits_of(&m, 7, TEXTS - 1, mixed[i]);
+        size_t bytes = (size_t)(T * m.c.vocab) * sizeof *alone;
+        if (memcmp(alone, beside, bytes)) fail_msg("%s, mix %zu: other bits beside other adapters", name, i);
+        if (!bare)
+            bare = alone;
+        else if (!memcmp(alone, bare, bytes))
+            fail_msg("%s, mix %zu: the adapter changes nothing", name, i);
+        if (alone != bare) free(alone);
+        free(beside);
+    }
+    free(bare);
+    lora_weights_free(&all, m.d);
+    lora_weights_free(&down, m.d);
+    model_close(&m);
+}
+
+static void test_adapted_company(void **state)
+{
+    (void)state;
+    adapted_company("mixtral");
+    adapted_company("qwen2-moe");
+    adapted_company("olmoe");
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_config),         cmocka_unit_test(test_gpt_oss), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_models_refused), cmocka_unit_test(test_company),
+        cmocka_unit_test(test_models_refused), cmocka_unit_test(test_company), cmocka_unit_test(test_adapted_company),
     };
     models = argc > 1 ? argv[1] : "tests/fixtures/models";
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -599,7 +599,7 @@ static void expect_run(const struct step_batch *b, int row, int end, bool change
 
 static void test_runs_of_rows(void **state)
 {
-    struct lora_gemm with[LAYER_GEMMS] = {[GEMM_UP] = {.n = 2}}, without[LAYER_GEMMS] = {[GEMM_QKV] = {.n = 1}};
+    struct lora_gemm with[LORA_GEMMS] = {[GEMM_UP] = {.n = 2}}, without[LORA_GEMMS] = {[GEMM_QKV] = {.n = 1}};
     struct lora_weights w = {.layer = &with}, o = {.layer = &without};
     struct step_batch_group g[] = {{2, 3, &o}, {5, 2, &w}, {7, 1, &w}, {10, 4, &o}, {14, 2, &w}};
     struct lora_group lora[8];

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 static const char usage[] = "tandem quantize [--model DIR] --out DIR [--type int8|int4|nf4] [--calibrate FILE]\n"
-                            "       tandem quantize [--model DIR] --out FILE --type q8_0|q4_0\n"
+                            "       tandem quantize [--model DIR] --out FILE --format gguf [--type q8_0|q4_0]\n"
                             "       tandem quantize --model DIR --verify-weights";
 static const char about[] =
     "Writes a copy of a model whose matrices are int8 or int4, packed as the processor takes them: it starts at once.\n"
@@ -22,10 +22,28 @@ static void show_progress(void *arg, int done, int total)
     if (isatty(STDERR_FILENO)) fprintf(stderr, "\r%d of %d matrices%s", done, total, done == total ? "\n" : "");
 }
 
+static bool is_gguf_type(const char *type)
+{
+    return strcmp(type, "q8_0") == 0 || strcmp(type, "q4_0") == 0;
+}
+
+/* The type to write; NULL with *e: the file's format does not have it. */
+static const char *choose_type(const struct settings *s, struct err *e)
+{
+    bool gguf = strcmp(s->file_format, "gguf") == 0;
+    if (gguf && !settings_given(s, "type")) return "q8_0";
+    if (strcmp(s->file_format, "auto") == 0 || gguf == is_gguf_type(s->type)) return s->type;
+    err_set(e, ERR_INVALID, "--type %s is not a type of --format %s: that has %s", s->type, s->file_format,
+            gguf ? "q8_0 and q4_0" : "int8, int4 and nf4");
+    return NULL;
+}
+
 static int run(const struct settings *s)
 {
     struct err e = {0};
-    struct quantize_options o = {.type = s->type, .layout = s->layout, .progress = show_progress};
+    const char *type = choose_type(s, &e);
+    if (!type) return cmd_fail(&e);
+    struct quantize_options o = {.type = type, .layout = s->layout, .progress = show_progress};
     if (s->verify_weights) {
         if (quantize_verify(settings_model_dir(s), &e)) return cmd_fail(&e);
         fprintf(stderr, "%s: every checksum is right\n", s->model);
@@ -40,11 +58,10 @@ static int run(const struct settings *s)
     }
     if (s->calibrate) o.calibrate = &with;
     if (!rc && s->calibrate && isatty(STDERR_FILENO)) fprintf(stderr, "calibrating...");
-    bool gguf = strncmp(s->type, "q", 1) == 0;
-    if (!rc) rc = (gguf ? quantize_gguf : quantize_model)(settings_model_dir(s), s->out, &o, &e);
+    if (!rc) rc = (is_gguf_type(type) ? quantize_gguf : quantize_model)(settings_model_dir(s), s->out, &o, &e);
     buf_free(&text);
     if (rc) return cmd_fail(&e);
-    fprintf(stderr, "%s: written, %s\n", s->out, s->type);
+    fprintf(stderr, "%s: written, %s\n", s->out, type);
     return 0;
 }
 

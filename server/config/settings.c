@@ -189,16 +189,22 @@ bool settings_given(const struct settings *s, const char *name)
 
 /* ---- names ----------------------------------------------------------------------------------------------------- */
 
-const struct setting_option *settings_find(const char *name, size_t len)
+/* @return the first option of that name that one of the commands has. */
+static const struct setting_option *find_for(const char *name, size_t len, unsigned commands)
 {
     int n;
     const struct setting_option *o = settings_options(&n);
     for (int i = 0; i < n; i++) {
         size_t k = 0;
         while (k < len && o[i].name[k] && o[i].name[k] == (name[k] == '_' ? '-' : name[k])) k++;
-        if (k == len && !o[i].name[k]) return &o[i];
+        if (k == len && !o[i].name[k] && (o[i].commands & commands)) return &o[i];
     }
     return NULL;
+}
+
+const struct setting_option *settings_find(const char *name, size_t len)
+{
+    return find_for(name, len, ~0U);
 }
 
 /* Edit distance with swaps of neighbours, for names of up to 40 bytes. */
@@ -249,8 +255,9 @@ static int read_flag(enum command cmd, int argc, char *const *argv, const struct
 {
     const char *name = argv[0] + 2, *eq = strchr(name, '=');
     size_t len = eq ? (size_t)(eq - name) : strlen(name);
-    const struct setting_option *o = settings_find(name, len);
+    const struct setting_option *o = find_for(name, len, (unsigned)cmd);
     bool negated = false;
+    if (!o) o = settings_find(name, len);
     if (!o && len > 3 && strncmp(name, "no-", 3) == 0 && !eq) {
         o = settings_find(name + 3, len - 3);
         negated = o && o->type == SETTING_BOOL;

@@ -257,6 +257,8 @@ static const struct setting_option table[] = {
      "directory to write, or GGUF file; must not hold a model yet"},
     {"type", "Output", SETTING_CHOICE, AT(type), "int8", 0, 0, "int8|int4|nf4|q8_0|q4_0", CMD_QUANTIZE, true, "TYPE",
      "weight type; q8_0 and q4_0 are written as a GGUF file"},
+    {"format", "Output", SETTING_CHOICE, AT(file_format), "auto", 0, 0, "auto|safetensors|gguf", CMD_QUANTIZE, true,
+     "FORMAT", "of the file: gguf holds q8_0 (the default there) or q4_0; auto: what the type needs"},
     {"layout", "Output", SETTING_CHOICE, AT(layout), "packed", 0, 0, "packed|canonical", CMD_QUANTIZE, true, "LAYOUT",
      "packed for the cpu device, which maps it: starts at once, shared by processes; canonical is for any device"},
     {"json", "Output", SETTING_BOOL, AT(json), "false", 0, 0, NULL,

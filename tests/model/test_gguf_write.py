@@ -177,3 +177,16 @@ def test_from_gguf(text, tmp_path):
         assert a.name == b.name and np.array_equal(a.data, b.data)
     assert perplexity(tmp_path / "q.gguf", text) == perplexity(tmp_path / "want.gguf", text)
     assert "quantised already" in write(tmp_path / "q.gguf", tmp_path / "again.gguf", status=1)
+
+
+def test_format(tmp_path):
+    """--format gguf is q8_0 by itself, and types of the other format are refused by name."""
+    model = MODELS / "qwen2"
+    for i, words in enumerate((["--format", "gguf"], ["--type", "q8_0"], ["--format", "gguf", "--type", "q8_0"])):
+        tandem("quantize", "--model", model, "--out", tmp_path / f"{i}.gguf", *words)
+    files = {(tmp_path / f"{i}.gguf").read_bytes() for i in range(3)}
+    assert len(files) == 1
+    for words, wanted in ((["--format", "gguf", "--type", "int4"], "--type int4 is not a type of --format gguf: that has q8_0 and q4_0"),
+                          (["--format", "safetensors", "--type", "q4_0"], "--type q4_0 is not a type of --format safetensors")):
+        assert wanted in tandem("quantize", "--model", model, "--out", tmp_path / "no", *words, status=1)
+    assert not (tmp_path / "no").exists()

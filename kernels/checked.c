@@ -396,15 +396,24 @@ static void made_remove(struct dev *d, const void *object)
         }
 }
 
+static bool has_nan(const struct weight_src *f8)
+{
+    const uint8_t *code = f8->data;
+    bool found = false;
+    for (size_t i = 0; i < (size_t)f8->rows * (size_t)f8->cols; i++) found |= (code[i] & 0x7f) == 0x7f;
+    return found;
+}
+
 static struct weight *checked_weight_pack(struct dev *d, const struct weight_src *parts, int n_parts)
 {
     struct dev *inner = checked_of(d)->inner;
     int64_t rows = 0;
     for (int i = 0; i < n_parts; i++) {
         const struct weight_src *p = parts + i;
-        bool scaled = p->t == DT_I8 || p->t == DT_I4 || p->t == DT_NF4;
+        bool scaled = p->t == DT_I8 || p->t == DT_I4 || p->t == DT_NF4 || p->t == DT_F8;
         bool grouped = p->t == DT_I4    ? p->group == 32 || p->group == 64 || p->group == 128
                        : p->t == DT_NF4 ? p->group == 64
+                       : p->t == DT_F8  ? p->group >= 0 && p->group % 16 == 0
                                         : p->group == 0;
         const char *why = p->t == DT_BLOCK ? block_error(p) : NULL;
         if (!why && p->t == DT_BLOCK && !block_codes_ok(p)) why = "a code is above its bits";
@@ -415,6 +424,10 @@ static struct weight *checked_weight_pack(struct dev *d, const struct weight_src
         if (!p->data || (!p->scale && scaled) || !grouped) {
             dev_fail(d, "weight_pack", "part %d: data or scale is NULL, or group %d is wrong for %s", i, p->group,
                      dtype_name(p->t));
+            return NULL;
+        }
+        if (p->t == DT_F8 && has_nan(p)) {
+            dev_fail(d, "weight_pack", "part %d: a code is NaN", i);
             return NULL;
         }
         rows += p->rows;

@@ -1,4 +1,4 @@
-/* Number formats: their names and sizes, and bit-exact conversion of bf16 and f16 to f32 and back.
+/* Number formats: their names and sizes, and bit-exact conversion of bf16 and f16 to f32 and back, and of e4m3 to f32.
  * Usable from C, C++ and CUDA.  Rounding is to nearest, ties to even; NaN stays NaN. */
 #ifndef TANDEM_KERNELS_NUM_H
 #define TANDEM_KERNELS_NUM_H
@@ -13,11 +13,12 @@
 #define NUM_FN static inline
 #endif
 
-enum dtype { DT_NONE, DT_F32, DT_BF16, DT_F16, DT_I8, DT_I4, DT_NF4, DT_BLOCK, DT_COUNT };
+/* DT_F8 is e4m3fn of OCP's 8-bit floating point specification 1.0. */
+enum dtype { DT_NONE, DT_F32, DT_BF16, DT_F16, DT_I8, DT_I4, DT_NF4, DT_BLOCK, DT_F8, DT_COUNT };
 
 static inline const char *dtype_name(enum dtype t)
 {
-    static const char *const names[DT_COUNT] = {"none", "f32", "bf16", "f16", "int8", "int4", "nf4", "block"};
+    static const char *const names[DT_COUNT] = {"none", "f32", "bf16", "f16", "int8", "int4", "nf4", "block", "fp8"};
     return (unsigned)t < DT_COUNT ? names[t] : "?";
 }
 
@@ -29,6 +30,7 @@ NUM_FN size_t dtype_bytes(enum dtype t, size_t n)
     case DT_BF16:
     case DT_F16: return n * 2;
     case DT_I8:
+    case DT_F8:
     case DT_BLOCK: return n;
     case DT_I4:
     case DT_NF4: return (n + 1) / 2;
@@ -88,6 +90,14 @@ NUM_FN float f16_to_f32(uint16_t h)
     if (exp) return f32_from_bits(sign | ((exp + 112) << 23) | (man << 13));
     float f = (float)man * 0x1p-24f; /* subnormal */
     return sign ? -f : f;
+}
+
+/* sign, 4 bits of exponent with bias 7, 3 of fraction; no infinity, 0x7f and 0xff are NaN */
+NUM_FN float e4m3_to_f32(uint8_t c)
+{
+    float f = f32_from_bits((uint32_t)(c & 0x7f) << 20) * 0x1p120f; /* exact: the exponent has its new bias */
+    if ((c & 0x7f) == 0x7f) f = f32_from_bits(0x7fc00000u);
+    return c & 0x80 ? -f : f;
 }
 
 NUM_FN uint16_t f32_to_f16(float f)

@@ -55,7 +55,10 @@ enum {
  *   DT_NF4           data rows * cols / 2 bytes, even column in the high nibble (bitsandbytes' order);
  *                    scale f32 [rows][cols / 64];                      w = nf4_code[nibble] * scale, rounded to f32
  *   DT_BLOCK         data [rows][cols] codes, a byte each; the rest is in `block`
- * group is 32, 64 or 128 for DT_I4, 64 for DT_NF4 and 0 otherwise; cols of DT_NF4 is a multiple of 64. */
+ *   DT_F8            data uint8 [rows][cols] e4m3 codes, none of them NaN (0x7f, 0xff);
+ *                    scale f32 [rows][ceil(cols/group)], [rows] with group 0;    w = e4m3(code) * scale, rounded to f32
+ * group is 32, 64 or 128 for DT_I4, 64 for DT_NF4, 0 or a multiple of 16 for DT_F8, and 0 otherwise; cols of DT_NF4 is
+ * a multiple of 64. */
 struct weight_src {
     enum dtype t;
     int rows, cols, group;
@@ -149,10 +152,11 @@ struct add_args {
 /* y = x W^T + b. x (T, K), y (T, N), w packed (N, K), b (N) f32 or NULL. With a gate_up weight y is (T, 2F), gate
  * first.
  *
- * Float weights: x is used as it is, except with DT_BF16 on a device opened with bf16_x: x is rounded to bf16 first,
- * as everything in a model that runs in bf16 is, and k is summed in pairs. DT_NF4 weights are multiplied as the
- * floats that they represent: on the cpu device y has the bits that DT_F32 weights of the same values give. A device
- * with rounds_more, opened with bf16_x, may also
+ * Float weights: x is used as it is, except with DT_BF16 and DT_F8 on a device opened with bf16_x: x is rounded to bf16
+ * first, as everything in a model that runs in bf16 is, and k is summed in pairs. With DT_F8 the scale may multiply sums
+ * of x times the codes' values. DT_NF4 weights are multiplied as the floats that they represent: on the cpu device y has
+ * the bits that DT_F32 weights of the same values give. A device with rounds_more, opened with bf16_x, may also
+ *  - for DT_F8: round the weight's values to bf16 first
  *  - for DT_NF4: round x and the weight's values (or those of nf4_code, before the scale is applied) to bf16 first, as
  *    bitsandbytes does for a model in bf16
  *  - for DT_F16: round x to f16 first; a row whose largest magnitude is not in [1, 2^15) is scaled to [2^14, 2^15) by a
@@ -431,10 +435,11 @@ struct dev_ops {
     OPS(X)
 #undef X
     /* Packs n_parts matrices of equal type, group and cols, stacked by rows into one. @return NULL when out of
-     * memory or unsupported (nf4 with cols not a multiple of 64; a struct weight_block that block_error of block.h
-     * refuses; on cpu also an int8 weight of -128, or int8 rows longer than 2^16). */
+     * memory or unsupported (cols of nf4 no multiple of 64, groups of fp8 none of 16; a struct weight_block
+     * that block_error of block.h refuses; on cpu also an int8 weight of -128, or int8 rows longer than 2^16). */
     struct weight *(*weight_pack)(struct dev *, const struct weight_src *parts, int n_parts);
     bool packs_block; /* weight_pack takes DT_BLOCK */
+    bool packs_f8;    /* weight_pack takes DT_F8 */
     void (*weight_free)(struct dev *, struct weight *);
     /* Overwrites a weight of floats with other values of the same shape: f32 parts, rounded to the weight's type;
      * or, when `chunks` divides the weight into ranges of about equal size, only range number `chunk`. The weight
@@ -453,7 +458,7 @@ struct dev_ops {
     struct weight *(*weight_open)(struct dev *, const struct weight_src *shape, const void *packed, size_t bytes);
 
     bool bf16_units;                                  /* GEMMs are faster in bf16 than in f32 */
-    bool rounds_more;                                 /* rounding as with bf16_x for f16 and nf4 weights: linear_args */
+    bool rounds_more;                                 /* rounds for f16, nf4 and fp8 weights: linear_args */
     enum dtype kv_type;                               /* the 16-bit cache type that the device computes fastest with */
     size_t (*kv_page_bytes)(const struct kv_shape *); /* of one page over all layers, k and v */
     struct kv *(*kv_open)(struct dev *, const struct kv_shape *);

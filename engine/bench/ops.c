@@ -131,7 +131,7 @@ static double unit_ceiling(const struct bench_all *b, enum dtype t)
 {
     const struct ceilings *c = &b->c;
     if (t == DT_I8 || t == DT_I4 || t == DT_BLOCK) return c->int8_macs_per_s;
-    bool bf16 = t == DT_BF16 || (t == DT_NF4 && b->d->ops->rounds_more);
+    bool bf16 = t == DT_BF16 || t == DT_F8 || (t == DT_NF4 && b->d->ops->rounds_more);
     return bf16 && c->bf16_macs_per_s > 0 ? c->bf16_macs_per_s : c->f32_macs_per_s;
 }
 
@@ -182,7 +182,7 @@ static struct weight *make_block(struct bench_all *b, int N, int K, bool gate_up
 static struct weight *make_weight(struct bench_all *b, enum dtype t, int N, int K, bool gate_up)
 {
     if (t == DT_BLOCK) return make_block(b, N, K, gate_up);
-    int group = t == DT_I4 ? 32 : t == DT_NF4 ? 64 : 0;
+    int group = t == DT_I4 ? 32 : t == DT_NF4 ? 64 : t == DT_F8 ? 128 : 0;
     size_t bytes = dtype_bytes(t, (size_t)N * (size_t)((K + 127) / 128 * 128));
     size_t scales = (size_t)N * (size_t)(group ? (K + group - 1) / group : 1);
     uint8_t *data = mem_try_alloc(bytes);
@@ -244,7 +244,7 @@ static void bench_linear(struct bench_all *b, enum dtype t, int N, int K, bool g
 static void bench_linears(struct bench_all *b)
 {
     static const int many[] = {1, 2, 4, 8, 16, 32, 64, 512}, few[] = {1, 8, 32, 512}, head[] = {1, 8, 32};
-    static const enum dtype types[] = {DT_F32, DT_BF16, DT_I8, DT_I4, DT_NF4};
+    static const enum dtype types[] = {DT_F32, DT_BF16, DT_I8, DT_F8, DT_I4, DT_NF4};
     static const int shapes[][2] = {{INTER, HIDDEN}, {HIDDEN, INTER}, {128, 384}, {QKV, HIDDEN}, {2 * INTER, HIDDEN}};
     for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
         bool f32 = types[k] == DT_F32;
@@ -326,7 +326,7 @@ static void bench_lora(struct bench_all *b, int T, int K, int N, int r)
 
 static void bench_products(struct bench_all *b)
 {
-    static const enum dtype types[] = {DT_F32, DT_BF16, DT_I8, DT_I4, DT_NF4};
+    static const enum dtype types[] = {DT_F32, DT_BF16, DT_I8, DT_F8, DT_I4, DT_NF4};
     for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
         bench_back(b, types[k], QKV, HIDDEN, false);
         bench_back(b, types[k], HIDDEN, INTER, false);

@@ -3,22 +3,12 @@
 #include "engine/base/mem.h"
 #include "engine/model/stored_parts.h"
 
-#include <math.h>
-#include <stdlib.h>
+enum { F8_GROUPS = 16 }; /* groups of DT_F8 are multiples of it */
 
 bool fp8_is_quantized(const struct tensor_source *f, const char *name)
 {
     const struct tensor *t = tensor_source_find(f, name);
     return t && t->type == TENSOR_F8_E4M3;
-}
-
-/* e4m3: sign, 4 bits of exponent with bias 7, 3 of fraction; 0x7f and 0xff are NaN */
-static float e4m3(uint8_t b)
-{
-    int exponent = b >> 3 & 15, fraction = b & 7;
-    float v = exponent ? ldexpf((float)(8 + fraction), exponent - 10) : ldexpf((float)fraction, -9);
-    if ((b & 0x7f) == 0x7f) v = NAN;
-    return b & 0x80 ? -v : v;
 }
 
 /* Where the scales are, and the block that shares one. */
@@ -50,28 +40,56 @@ static int find_scales(const struct tensor_source *f, const struct quant_config 
     return 0;
 }
 
+static int check_codes(const struct tensor *t, struct err *e)
+{
+    const uint8_t *code = t->data;
+    for (size_t i = 0; i < t->bytes; i++)
+        if ((code[i] & 0x7f) == 0x7f) return err_set(e, ERR_INVALID, "tensor %s: element %zu is NaN", t->name, i);
+    return 0;
+}
+
+/* The scales of each row; the codes stay in the file. */
+static float *row_scales(const struct matrix_slot *slot, const struct scales *s)
+{
+    size_t rows = (size_t)slot->rows;
+    float *scale = mem_try_alloc(rows * s->across * sizeof *scale);
+    for (size_t r = 0; scale && r < rows; r++)
+        for (size_t b = 0; b < s->across; b++)
+            scale[r * s->across + b] = tensor_element(s->t, r / (size_t)s->rows * s->across + b);
+    return scale;
+}
+
+static float *values(const struct matrix_slot *slot, const struct tensor *t, const struct scales *s)
+{
+    float *w = mem_try_alloc((size_t)slot->rows * (size_t)slot->cols * sizeof *w);
+    const uint8_t *codes = t->data;
+    for (int r = 0; w && r < slot->rows; r++)
+        for (int k = 0; k < slot->cols; k++) {
+            size_t i = (size_t)r * (size_t)slot->cols + (size_t)k;
+            w[i] =
+                e4m3_to_f32(codes[i]) * tensor_element(s->t, (size_t)(r / s->rows) * s->across + (size_t)(k / s->cols));
+        }
+    return w;
+}
+
 int fp8_matrix(const struct tensor_source *f, const struct quant_config *q, const struct matrix_slot *slot,
                struct weight_src *src, void **owned, struct err *e)
 {
     const struct tensor *t = NULL;
     struct scales s = {0};
-    float value[256], scale;
+    float scale;
     *owned = NULL;
-    for (int b = 0; b < 256; b++) value[b] = e4m3((uint8_t)b);
     int rc = stored_part_find(f, slot->name, ".weight", TENSOR_F8_E4M3, slot->rows, slot->cols, &t, e);
     if (!rc && slot->transposed) rc = err_set(e, ERR_UNSUPPORTED, "tensor %s: a quantised Conv1D", t->name);
     if (!rc) rc = find_scales(f, q, slot, &s, e);
     for (size_t i = 0; !rc && i < s.down * s.across; i++) rc = stored_part_float(s.t, i, &scale, e);
+    if (!rc) rc = check_codes(t, e);
     if (rc) return rc;
-    float *w = mem_try_alloc((size_t)slot->rows * (size_t)slot->cols * sizeof *w);
-    if (!w) return err_set(e, ERR_NOMEM, "no memory for tensor %s", slot->name);
-    const uint8_t *codes = t->data;
-    for (int r = 0; r < slot->rows; r++)
-        for (int k = 0; k < slot->cols; k++) {
-            size_t i = (size_t)r * (size_t)slot->cols + (size_t)k;
-            w[i] = value[codes[i]] * tensor_element(s.t, (size_t)(r / s.rows) * s.across + (size_t)(k / s.cols));
-        }
-    *src = (struct weight_src){.t = DT_F32, .rows = slot->rows, .cols = slot->cols, .data = w};
-    *owned = w;
+    int group = s.across == 1 ? 0 : s.cols;
+    bool packed = group % F8_GROUPS == 0;
+    if (!(*owned = packed ? row_scales(slot, &s) : values(slot, t, &s)))
+        return err_set(e, ERR_NOMEM, "no memory for tensor %s", slot->name);
+    *src = (struct weight_src){.t = DT_F32, .rows = slot->rows, .cols = slot->cols, .data = *owned};
+    if (packed) src->t = DT_F8, src->group = group, src->data = t->data, src->scale = *owned;
     return 0;
 }

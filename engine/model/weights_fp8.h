@@ -18,8 +18,8 @@
 /* Whether NAME is a tensor of 8-bit floats. */
 bool fp8_is_quantized(const struct tensor_source *f, const char *name);
 
-/* The slot's matrix as DT_F32, each value times its scale and rounded.  src points into *owned, which the caller frees.
- */
+/* The slot's matrix: DT_F8, whose codes stay in the file; DT_F32 of the same values where blocks have columns that are
+ * no multiple of 16.  *owned is the caller's to free after src.  A NaN is an error. */
 int fp8_matrix(const struct tensor_source *f, const struct quant_config *, const struct matrix_slot *slot,
                struct weight_src *src, void **owned, struct err *e);
 

@@ -102,6 +102,8 @@ static int read_part(const struct tensors *t, const struct matrix_slot *slot, co
                      int threads, struct weight_src *src, void *owned[2], struct err *e)
 {
     int rc = weights_matrix(t->source, &t->c->quant, slot, src, &owned[0], e);
+    if (!rc && src->t == DT_F8 && fit->type != DT_NONE)
+        rc = weights_unify(src, 1, true, owned, e); /* to be quantised */
     bool is_float = src->t == DT_F32 || src->t == DT_BF16 || src->t == DT_F16;
     bool left = fit->type == DT_NONE || (fit->type == DT_NF4 && slot->head); /* like bitsandbytes */
     const struct tensor *stored = tensor_source_find(t->source, slot->name);
@@ -224,10 +226,11 @@ struct weight *weights_pack(struct dev *d, struct parts *p)
     struct halves h;
     void *first[STACK_MAX];
     char *owned[STACK_MAX] = {NULL};
-    bool floats = !d->ops->packs_block;
+    bool floats = false;
     for (int i = 0; i < p->n; i++) {
         first[i] = p->owned[i][0];
-        floats |= p->by_head[i] && p->src[i].t == DT_BLOCK; /* its rows cannot change their order */
+        bool block = p->src[i].t == DT_BLOCK; /* whose rows cannot change their order */
+        floats |= (block && (p->by_head[i] || !d->ops->packs_block)) || (p->src[i].t == DT_F8 && !d->ops->packs_f8);
     }
     bool ok = weights_unify(p->src, p->n, floats, first, NULL) == 0;
     for (int i = 0; i < p->n; i++) {

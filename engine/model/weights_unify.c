@@ -21,6 +21,12 @@ static float int4_value(const struct weight_src *s, size_t groups, size_t r, siz
     return (float)(nibble - 8) * f16_to_f32(((const uint16_t *)s->scale)[r * groups + k / (size_t)s->group]);
 }
 
+static float fp8_value(const struct weight_src *s, size_t groups, size_t r, size_t k)
+{
+    size_t g = s->group ? k / (size_t)s->group : 0;
+    return e4m3_to_f32(((const uint8_t *)s->data)[r * (size_t)s->cols + k]) * ((const float *)s->scale)[r * groups + g];
+}
+
 static void row_values(const struct weight_src *s, size_t r, float *out)
 {
     size_t cols = (size_t)s->cols, first = r * cols, groups = s->group ? (cols - 1) / (size_t)s->group + 1 : 1;
@@ -29,6 +35,7 @@ static void row_values(const struct weight_src *s, size_t r, float *out)
         case DT_F16: out[k] = f16_to_f32(((const uint16_t *)s->data)[first + k]); break;
         case DT_I8: out[k] = (float)((const int8_t *)s->data)[first + k] * ((const float *)s->scale)[r]; break;
         case DT_I4: out[k] = int4_value(s, groups, r, k); break;
+        case DT_F8: out[k] = fp8_value(s, groups, r, k); break;
         default: out[k] = ((const float *)s->data)[first + k];
         }
 }
@@ -115,13 +122,12 @@ static bool to_block(struct weight_src *s, void **owned)
 
 int weights_unify(struct weight_src *part, int n, bool floats, void **owned, struct err *e)
 {
-    bool same = true, integers = true, blocks = false;
+    bool same = true, integers = true;
     for (int i = 0; i < n; i++) {
         same &= part[i].t == part[0].t && part[i].group == part[0].group;
         integers &= is_integer(&part[i]);
-        blocks |= part[i].t == DT_BLOCK;
     }
-    if (same && !(blocks && floats)) return 0;
+    if (same && !floats) return 0;
     for (int i = 0; i < n; i++)
         if (!(integers && !floats ? to_block : to_floats)(&part[i], &owned[i]))
             return err_set(e, ERR_NOMEM, "no memory for a matrix of %d x %d", part[i].rows, part[i].cols);

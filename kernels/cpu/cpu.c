@@ -230,6 +230,7 @@ static const struct dev_ops cpu_ops = {
     .name = "cpu",
     .host_memory = true,
     .packs_block = true,
+    .packs_f8 = true,
 #define X(op) .op = cpu_##op,
     OPS(X)
 #undef X

@@ -30,11 +30,12 @@ enum { ATTN_SPLIT_PAGES = 32 }; /* context is summed in splits of 512 positions,
  *   int4         [pair][n_groups] of { f16 scales [32], [group / 8][32][4] bytes }: low nibbles are k 0..3 of the
  * eight, high nibbles k 4..7
  *   nf4          see nf4.h
+ *   fp8          see f8.h
  *   block        see block.h: the pairs of a weight differ in size */
 struct weight {
     enum dtype t;
-    int rows, cols, group;         /* group: 0 except for int4, nf4 and block (there the smallest) */
-    int pairs, k_pad, n_groups;    /* k_pad: bf16 to 2, int8 to 4, int4 and block to whole groups; n_groups: per row */
+    int rows, cols, group;         /* group: 0 except for int4, nf4, fp8 and block (there the smallest) */
+    int pairs, k_pad, n_groups;    /* k_pad: bf16 to 2, int8 and fp8 to 4, int4 and block to whole groups; n_groups: per row */
     size_t pair_bytes, data_bytes; /* pair_bytes: of block the most */
     struct block_run *runs;        /* block: n_runs, else NULL */
     int n_runs, pair0;             /* pair0: of a slice, its first pair as runs count them */
@@ -76,6 +77,7 @@ struct lin_job {
     enum act_kind act;     /* if gated */
     bool into, accumulate; /* into: y = alpha * x w^T (+ y with accumulate); f32 and linear_bf16_x only, no b */
     float alpha;
+    const float *by;    /* NULL, or of the 32 outputs of one pair: y += x w^T * by; kernels of bf16 weights only */
     int k0, k1;         /* linear_bf16_x only: range of k, even; y holds the sums before k0 */
     int n_blocks, skip; /* skip: pairs between a task and the one that the same thread probably takes next */
     /* int8, int4 and block: x quantised, zeros past K.  Of a block of R rows from row r0: [q_ld / 4][R][4] from q + r0
@@ -127,12 +129,16 @@ struct lin_run {
     bool rounded;      /* x is in q: quantised, or rounded to bf16 */
     int slice, slices; /* columns per quantising task, and slices per row */
     bool *outlier;     /* (T) found by the first quantisation */
-    bool expand;       /* block weights: pairs are expanded in the worker's scratch */
+    bool expand;       /* block and fp8 weights: pairs are expanded in the worker's scratch */
     const struct scratch *worker;
 };
 pool_fn lin_quantise_task, lin_task; /* ctx: a lin_run */
 
 enum { LIN_EXPAND_BLOCKS = 3 }; /* from this many row blocks on, block weights are expanded first */
+static inline bool lin_expands(enum dtype t, int blocks_per_task)
+{
+    return t == DT_F8 || (t == DT_BLOCK && blocks_per_task >= LIN_EXPAND_BLOCKS);
+}
 /* Scratch for an expanded pair of w, for each worker. */
 bool lin_expand_room(struct cpu_dev *, const struct weight *);
 
@@ -140,6 +146,12 @@ bool lin_expand_room(struct cpu_dev *, const struct weight *);
 static inline bool lin_is_grouped(enum dtype t)
 {
     return t == DT_I4 || t == DT_BLOCK;
+}
+
+/* Types whose products round x to bf16 on a device opened with bf16_x. */
+static inline bool lin_is_half(enum dtype t)
+{
+    return t == DT_BF16 || t == DT_F8;
 }
 
 static inline bool lin_is_int(enum dtype t)
@@ -244,6 +256,9 @@ struct isa {
     lin_fn *linear[DT_COUNT], *linear_bf16_x; /* linear_bf16_x: x rounded to bf16 */
     /* of block weights; expanded: scratch for a pair as block_wide says, for many row blocks, or NULL */
     void (*linear_block)(const struct lin_job *, int block0, int block1, int pair0, int pair1, uint8_t *expanded);
+    /* of fp8 weights; rounded: x rounded to bf16; widened: scratch for a pair as bf16 weights are packed */
+    void (*linear_f8)(const struct lin_job *, int block0, int block1, int pair0, int pair1, bool rounded,
+                      uint8_t *widened);
     void (*halve)(uint16_t *out, enum dtype t, const float *x, int n); /* writes up to a multiple of 16 */
     void (*halve_block)(uint32_t *out, int R, const float *x, int n, int from, int to);
     void (*quantise)(int8_t *q, float *step, const float *x, int n);

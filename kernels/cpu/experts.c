@@ -96,7 +96,7 @@ static bool find_outliers(struct experts *x, int32_t *rows)
 static bool round_rows(struct experts *x)
 {
     const struct weight *w = x->w[0];
-    bool bf16 = w->t == DT_BF16;
+    bool bf16 = lin_is_half(w->t);
     size_t R = (size_t)x->job.x.rows, room = bf16 ? R : 2 * R;
     int q_ld = 0, n_groups = 0; /* experts of block weights may differ in their groups */
     for (int i = 0; i < x->n; i++) {
@@ -137,7 +137,7 @@ static void add_expert(struct experts *x, int e)
     *r = (struct expert_run){.lin = {.job = x->job, .isa = x->d->isa, .worker = x->d->worker}};
     struct lin_job *j = &r->lin.job;
     enum dtype t = x->w[e]->t;
-    r->lin.rounded = lin_is_int(t) || (t == DT_BF16 && x->d->head.bf16_x);
+    r->lin.rounded = lin_is_int(t) || (lin_is_half(t) && x->d->head.bf16_x);
     j->w = x->w[e];
     j->x.p = mat_row(&x->job.x, row);
     j->y.p = mat_row(&x->job.y, row);
@@ -169,7 +169,7 @@ static double plan(struct experts *x, int *tasks)
         if (row_tasks > most) row_tasks = most > 1 ? most : 1;
         r->blocks_per_task = (r->job.n_blocks + row_tasks - 1) / row_tasks;
         row_tasks = (r->job.n_blocks + r->blocks_per_task - 1) / r->blocks_per_task;
-        r->expand = r->job.w->t == DT_BLOCK && r->blocks_per_task >= LIN_EXPAND_BLOCKS;
+        r->expand = lin_expands(r->job.w->t, r->blocks_per_task);
         x->run[i].first[MULTIPLY] = *tasks;
         *tasks += r->pair_tasks * row_tasks;
     }

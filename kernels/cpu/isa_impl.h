@@ -12,6 +12,8 @@
 
 #include "kernels/cpu/linear_block_impl.h"
 
+#include "kernels/cpu/linear_f8_impl.h"
+
 #include "kernels/cpu/train_gemm_impl.h"
 
 #include "kernels/cpu/attn_impl.h"
@@ -33,7 +35,8 @@ const struct isa VEC_SUFFIX(isa) = {.name = VEC_NAME,
                                                    [DT_I8] = BLOCK_ROWS_I8,
                                                    [DT_I4] = BLOCK_ROWS_I4,
                                                    [DT_NF4] = BLOCK_ROWS_NF4,
-                                                   [DT_BLOCK] = BLOCK_ROWS_CODES},
+                                                   [DT_BLOCK] = BLOCK_ROWS_CODES,
+                                                   [DT_F8] = BLOCK_ROWS_F},
                                     .linear = {[DT_F32] = linear_f32,
                                                [DT_BF16] = linear_bf16,
                                                [DT_F16] = linear_f16,
@@ -41,6 +44,7 @@ const struct isa VEC_SUFFIX(isa) = {.name = VEC_NAME,
                                                [DT_I4] = linear_i4,
                                                [DT_NF4] = linear_nf4},
                                     .linear_block = linear_block,
+                                    .linear_f8 = linear_f8,
                                     .halve = row_halve,
                                     .halve_block = row_halve_block,
                                     .linear_bf16_x = linear_bf16_x,

@@ -1,6 +1,7 @@
 /* The driver of linear and gate_up: quantises the activations once, then divides the output into tasks. */
 #include "kernels/cpu/block.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/f8.h"
 
 enum { HALVE_ROWS = 4 };                     /* fewer rows are rounded one at a time */
 enum { NEAR_BYTES = 512 << 10 };             /* quantised rows of this size stay in a core's cache for all pairs */
@@ -12,7 +13,7 @@ void lin_quantise_task(void *ctx, int task, int worker)
 {
     struct lin_run *run = ctx;
     struct lin_job *j = &run->job;
-    bool grouped = lin_is_grouped(j->w->t), bf16 = j->w->t == DT_BF16;
+    bool grouped = lin_is_grouped(j->w->t), bf16 = lin_is_half(j->w->t);
     int block = task / run->slices, from = task % run->slices * run->slice, to = from + run->slice;
     int row0 = lin_block_row(j, block), R = lin_block_row(j, block + 1) - row0;
     to = to < j->q_ld ? to : j->q_ld;
@@ -43,7 +44,7 @@ static bool quantise_rows(struct cpu_dev *d, struct lin_run *r)
     size_t T = (size_t)lin_rows(j);
     int threads = d->head.threads;
     j->q_ld = lin_is_grouped(j->w->t) ? j->w->k_pad : (j->w->k_pad + 63) / 64 * 64; /* to whole groups */
-    size_t row = j->w->t == DT_BF16 ? (size_t)j->q_ld * 2 : (size_t)j->q_ld;
+    size_t row = lin_is_half(j->w->t) ? (size_t)j->q_ld * 2 : (size_t)j->q_ld;
     int8_t *q = scratch_get(&d->quant, T * (row + sizeof(float) + (size_t)j->w->n_groups * sizeof(int32_t)));
     if (!q) return false;
     j->q = q;
@@ -52,7 +53,7 @@ static bool quantise_rows(struct cpu_dev *d, struct lin_run *r)
     int want = j->n_blocks >= threads * 4 ? 1 : threads * 4 / j->n_blocks;
     r->slice = ((j->q_ld + want - 1) / want + SLICE - 1) / SLICE * SLICE;
     /* longer runs suit memory better */
-    if (j->w->t == DT_BF16 && r->slice < 512 && j->n_blocks >= threads * 4) r->slice = 512;
+    if (lin_is_half(j->w->t) && r->slice < 512 && j->n_blocks >= threads * 4) r->slice = 512;
     double ns = (double)T * j->x.cols / 8;
     if (ns < 4000) r->slice = j->q_ld;
     r->slices = (j->q_ld + r->slice - 1) / r->slice;
@@ -66,7 +67,7 @@ static bool quantise_x(struct cpu_dev *d, struct lin_run *r)
 {
     struct lin_job *j = &r->job;
     int T = j->x.rows, n = 0, most = r->isa->block_rows[j->w->t];
-    if (j->w->t == DT_BF16) return quantise_rows(d, r);
+    if (lin_is_half(j->w->t)) return quantise_rows(d, r);
     int32_t *rows = scratch_get(&d->outliers, (size_t)T * (2 * sizeof *rows + sizeof *r->outlier));
     if (!rows) return false;
     r->outlier = (bool *)(rows + 2 * (size_t)T);
@@ -93,6 +94,8 @@ void lin_task(void *ctx, int task, int worker)
     if (pair1 > j->w->pairs) pair1 = j->w->pairs;
     if (j->w->t == DT_BLOCK)
         r->isa->linear_block(j, block0, block1, pair0, pair1, r->expand ? r->worker[worker].p : NULL);
+    else if (j->w->t == DT_F8)
+        r->isa->linear_f8(j, block0, block1, pair0, pair1, r->rounded, r->worker[worker].p);
     else
         fn(j, block0, block1, pair0, pair1);
 }
@@ -109,7 +112,7 @@ static double lin_ns(const struct lin_job *j)
 /* Scratch for an expanded pair of any form of w, for each worker. */
 bool lin_expand_room(struct cpu_dev *d, const struct weight *w)
 {
-    size_t most = 0;
+    size_t most = w->t == DT_F8 ? f8_wide_bytes(w) : 0;
     for (int i = 0; i < w->n_runs; i++) {
         size_t bytes = block_wide(&w->runs[i].form).pair_bytes;
         most = bytes > most ? bytes : most;
@@ -127,7 +130,7 @@ static void run_job(struct dev *head, const struct lin_job *job, const char *op)
     int rows = job->x.rows, pairs = job->w->pairs, most = d->isa->block_rows[t];
     if (rows == 0) return;
     r.job.n_blocks = (rows + most - 1) / most;
-    r.rounded = lin_is_int(t) || (t == DT_BF16 && head->bf16_x);
+    r.rounded = lin_is_int(t) || (lin_is_half(t) && head->bf16_x);
     if (r.rounded && !quantise_x(d, &r)) {
         dev_fail(head, op, "out of memory for %d rows of quantised activations", rows);
         return;
@@ -138,12 +141,12 @@ static void run_job(struct dev *head, const struct lin_job *job, const char *op)
     r.pair_tasks = (pairs + r.pairs_per_task - 1) / r.pairs_per_task;
     r.job.skip = r.pairs_per_task * (head->threads - 1);
     int row_tasks = r.pair_tasks >= head->threads * 2 || rows < 48 ? 1 : (rows + 23) / 24;
-    int near_tasks = t == DT_BF16 || !r.rounded ? 1 : (int)((size_t)rows * (size_t)r.job.q_ld / NEAR_BYTES) + 1;
+    int near_tasks = lin_is_half(t) || !r.rounded ? 1 : (int)((size_t)rows * (size_t)r.job.q_ld / NEAR_BYTES) + 1;
     if (near_tasks > row_tasks) row_tasks = near_tasks;
     if (row_tasks > POOL_TASKS_MAX / r.pair_tasks) row_tasks = POOL_TASKS_MAX / r.pair_tasks;
     r.blocks_per_task = (r.job.n_blocks + row_tasks - 1) / row_tasks;
     row_tasks = (r.job.n_blocks + r.blocks_per_task - 1) / r.blocks_per_task;
-    if (t == DT_BLOCK && r.blocks_per_task >= LIN_EXPAND_BLOCKS && !(r.expand = lin_expand_room(d, job->w))) {
+    if (lin_expands(t, r.blocks_per_task) && !(r.expand = lin_expand_room(d, job->w))) {
         dev_fail(head, op, "out of memory");
         return;
     }

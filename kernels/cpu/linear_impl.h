@@ -141,6 +141,22 @@ INLINE const uint8_t *prefetch(const uint8_t *ahead, size_t stride, const int R)
     } else                                                                                                             \
         STORE_BLOCK(y)
 
+/* With j->by: adds the block's sums times it to y, and returns. */
+#define ADD_SCALED                                                                                                     \
+    if (j->by) {                                                                                                       \
+        FOR_P                                                                                                          \
+        {                                                                                                              \
+            int column = (b->panel + p) * PANEL;                                                                       \
+            vf by = v_load(j->by + column);                                                                            \
+            FOR_R                                                                                                      \
+            {                                                                                                          \
+                float *to = mat_row(&j->y, r) + column;                                                                \
+                v_store(to, v_fma(acc[r][p], by, v_load(to)));                                                         \
+            }                                                                                                          \
+        }                                                                                                              \
+        return;                                                                                                        \
+    }
+
 INLINE void block_float(const struct lin_job *j, enum dtype t, const struct block *b, const int R, const int P)
 {
     const size_t line = t == DT_F32 ? 64 : 32;
@@ -190,6 +206,7 @@ INLINE void block_bf16(const struct lin_job *j, const struct block *b, const int
             FOR_P acc[r][p] = v_fma(xk, i_float(i_and(both[p], i_set1((int32_t)0xffff0000))), acc[r][p]);
         }
     }
+    ADD_SCALED
     STORE_BLOCK(v_add(acc[r][p], bias))
 }
 
@@ -211,6 +228,7 @@ INLINE void block_bf16_x(const struct lin_job *j, const struct block *b, const i
         FOR_P ahead = prefetch(ahead, b->stride, R);
         FOR_R FOR_P acc[r][p] = v_dot_bf16(acc[r][p], wk[p], x[r]);
     }
+    ADD_SCALED
     if (j->k1 < j->w->k_pad) {
         FOR_P FOR_R block_store(j, b, r, b->panel + p, acc[r][p]);
         return;

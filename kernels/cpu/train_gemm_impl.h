@@ -173,6 +173,21 @@ static void tile_i4(float *tile, const struct weight *w, const uint8_t *pair, in
     tile_words(tile, group + PAIR * sizeof *s + first % w->group / 8 * (PAIR * 4), words, 8, DT_I4, v_set1(8), scale);
 }
 
+static void tile_f8(float *tile, const struct weight *w, const uint8_t *pair, int first, int n)
+{
+    for (int k = first; k < first + n; k += 4, tile += 4 * PAIR) {
+        int g = w->group ? k / w->group : 0;
+        const uint8_t *group = pair + f8_group_at(w, g), *words = group + f8_code_at(0, k - g * w->group);
+        for (int i = 0; i < 4; i++) {
+            vi two = f8_pairs(i_load(words + i % 2 * 64), i / 2);
+            vf scale = v_load((const float *)group + i % 2 * PANEL);
+            float *to = tile + i / 2 * (2 * PAIR) + i % 2 * PANEL;
+            v_store(to, v_mul(i_float(i_shl(two, 16)), scale));
+            v_store(to + PAIR, v_mul(i_float(i_and(two, i_set1((int32_t)0xffff0000))), scale));
+        }
+    }
+}
+
 static void tile_block(float *tile, const struct weight *w, int pair, int first, int n)
 {
     const struct block_run *run = block_run_of(w, pair);
@@ -269,6 +284,8 @@ static void tp_panel_back(void *panel, bool half, const struct weight *w, int fi
             tile_i4(tile, w, data, first, (n + 7) / 8);
         else if (w->t == DT_BLOCK)
             tile_block(tile, w, pair, first, n);
+        else if (w->t == DT_F8)
+            tile_f8(tile, w, data, first, n);
         else if (w->t == DT_NF4)
             tile_nf4(tile, data + (size_t)(first / NF4_BLOCK) * NF4_BLOCK_BYTES, first % NF4_BLOCK, (n + 7) / 8);
         else

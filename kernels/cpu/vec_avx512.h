@@ -237,6 +237,18 @@ INLINE vl b_table(const uint8_t *table, int wide)
 }
 INLINE vb b_look(vl table, vb w) { return _mm512_shuffle_epi8(table, w); }
 
+/* e4m3 codes, four in a lane: the even bytes, or with `odd` the others, as pairs of bf16. What adds the exponent's new
+ * bias is another number for each of the eight subnormal codes. */
+#define VEC_F8_PAIRS
+INLINE vi i_f8_pairs(vi w, int odd)
+{
+    const __m512i subnormal = _mm512_set4_epi64(0x3bf03be03bd03bc0, 0x3b903b603af00000, 0x3bf03be03bd03bc0, 0x3b903b603af00000);
+    __m512i x = odd ? w : _mm512_slli_epi16(w, 8), at = odd ? _mm512_srli_epi16(w, 8) : w;
+    __m512i code = _mm512_and_si512(_mm512_srai_epi16(x, 4), _mm512_set1_epi16((short)0x87f0));
+    __mmask32 low = _mm512_testn_epi16_mask(x, _mm512_set1_epi16(0x7800));
+    return _mm512_add_epi16(code, _mm512_mask_permutexvar_epi16(_mm512_set1_epi16(0x3c00), low, at, subnormal));
+}
+
 /* nf4: a lane has eight weights, the first in its low nibble; next moves on by one, codes looks the current ones up */
 typedef __m512 vt;
 #ifdef TANDEM_SANITIZED

@@ -1,6 +1,7 @@
 /* Packs weights in the layout of the linear kernels (see struct weight), on all threads. */
 #include "kernels/cpu/block.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/f8.h"
 #include "kernels/cpu/nf4.h"
 
 #include <stdlib.h>
@@ -89,6 +90,7 @@ static void pack_row(const struct pack_job *j, int pair, int lane)
         ((float *)w->scale)[pair * PAIR + lane] = ((const float *)s->scale)[n];
         break;
     case DT_NF4: nf4_pack_row(to, lane, s, n); break;
+    case DT_F8: f8_pack_row(w, to, lane, s, n); break;
     case DT_BLOCK: block_pack_row(w, pair, lane, s, n); break;
     default:
         pack_row_i4(w, to, lane, (const uint8_t *)s->data + (size_t)n * (w->k_pad / 2),
@@ -136,6 +138,12 @@ static bool weight_plan(struct weight *w, const struct weight_src *s, int n_part
     case DT_NF4:
         if (group != NF4_BLOCK || cols % NF4_BLOCK) return false;
         w->pair_bytes = nf4_pair_bytes(cols);
+        break;
+    case DT_F8:
+        if (group < 0 || group % 16) return false;
+        w->n_groups = group ? (cols + group - 1) / group : 1;
+        w->k_pad = (cols + 3) / 4 * 4;
+        w->pair_bytes = (size_t)w->n_groups * F8_SCALES + (size_t)w->k_pad * PAIR;
         break;
     case DT_BLOCK: return block_plan(w, s, n_parts);
     default: return false;
@@ -281,6 +289,7 @@ void weight_row(const struct weight *w, int row, float *out)
             out[k] = (float)(int8_t)q[(size_t)(k / 4) * (4 * PAIR) + k % 4] * w->scale[pair * PAIR + lane];
         break;
     case DT_NF4: nf4_unpack_row(p, lane, w->cols, out); break;
+    case DT_F8: f8_unpack_row(w, p, lane, out); break;
     case DT_BLOCK: block_unpack_row(w, pair, lane, out); break;
     default:
         for (int k = 0; k < w->cols; k++) {

@@ -179,7 +179,7 @@ static inline unsigned blocks_for(size_t n, int per_block)
  *   block: see gemm/block.h; group, n_groups, row_bytes and scale are 0. */
 struct gpu_weight {
     enum dtype t;
-    int rows, cols, group, n_groups; /* group: of int4 and nf4, else 0; n_groups: scales of a row, 0 for floats */
+    int rows, cols, group, n_groups; /* group: of int4, nf4 and fp8, else 0; n_groups: scales of a row, 0 for floats */
     bool gate_up;
     size_t row_bytes, bytes; /* bytes: of the whole allocation */
     uint8_t *data;           /* (rows, row_bytes) */

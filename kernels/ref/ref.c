@@ -168,7 +168,7 @@ static double dot_float(const struct weight *w, int n, const float *x, bool bf16
 {
     double sum = 0;
     for (int k = 0; k < w->cols; k++) {
-        float xk = bf16_x && w->t == DT_BF16 ? bf16_to_f32(f32_to_bf16(x[k])) : x[k];
+        float xk = bf16_x && (w->t == DT_BF16 || w->t == DT_F8) ? bf16_to_f32(f32_to_bf16(x[k])) : x[k];
         sum += (double)xk * w->f[(size_t)n * w->cols + k];
     }
     return sum;
@@ -265,6 +265,18 @@ static void unpack_nf4(struct weight *w, size_t at, const struct weight_src *s)
         w->f[at + i] = nf4_code[i & 1 ? data[i / 2] & 15 : data[i / 2] >> 4] * scale[i / 64];
 }
 
+static void unpack_f8(struct weight *w, size_t at, const struct weight_src *s)
+{
+    const uint8_t *code = s->data;
+    const float *scale = s->scale;
+    int groups = s->group ? (s->cols - 1) / s->group + 1 : 1;
+    for (int n = 0; n < s->rows; n++)
+        for (int k = 0; k < s->cols; k++) {
+            size_t i = (size_t)n * s->cols + k, g = (size_t)n * groups + (s->group ? k / s->group : 0);
+            w->f[at + i] = e4m3_to_f32(code[i]) * scale[g];
+        }
+}
+
 static void unpack_part(struct weight *w, size_t row0, const struct weight_src *s)
 {
     size_t n = (size_t)s->rows * s->cols, at = row0 * s->cols;
@@ -274,6 +286,8 @@ static void unpack_part(struct weight *w, size_t row0, const struct weight_src *
         unpack_block(w, row0, s);
     } else if (s->t == DT_NF4) {
         unpack_nf4(w, at, s);
+    } else if (s->t == DT_F8) {
+        unpack_f8(w, at, s);
     } else if (s->t == DT_I8) {
         memcpy(w->q + at, s->data, n);
         memcpy(w->scale + row0, s->scale, (size_t)s->rows * sizeof(float));
@@ -291,7 +305,7 @@ static struct weight *ref_weight_pack(struct dev *d, const struct weight_src *pa
     for (int i = 0; i < n_parts; i++) {
         if (parts[i].t != parts[0].t || parts[i].cols != parts[0].cols || parts[i].group != parts[0].group ||
             parts[i].rows < 1 || parts[i].cols < 1 || (parts[i].t == DT_NF4 && parts[i].cols % 64) ||
-            (is_block && (block_error(parts + i) || !block_codes_ok(parts + i))))
+            (parts[i].t == DT_F8 && parts[i].group % 16) || (is_block && (block_error(parts + i) || !block_codes_ok(parts + i))))
             return free(w), NULL;
         rows += (size_t)parts[i].rows;
     }
@@ -503,6 +517,7 @@ struct dev *ref_open(char why[160])
 #undef X
                                   .weight_pack = ref_weight_pack,
                               .packs_block = true,
+                              .packs_f8 = true,
                               .weight_free = ref_weight_free,
                               .weight_update = ref_weight_update,
                               .weight_bytes = ref_weight_bytes,

@@ -113,6 +113,7 @@ static const void *noise(enum dtype t, size_t bytes)
         state = state * 1664525u + 1013904223u;
         uint16_t w = (uint16_t)(state >> 16);
         if (t == DT_BF16) w = (uint16_t)((w & 0x807f) | 0x3c00); /* about 0.01, of both signs */
+        if (t == DT_F8) w &= 0xbfbf;                             /* no NaN */
         if (t == DT_I8 && (w & 0xff) == 0x80) w ^= 1;
         if (t == DT_I8 && w >> 8 == 0x80) w ^= 0x100;
         memcpy(p + i, &w, 2);
@@ -122,7 +123,7 @@ static const void *noise(enum dtype t, size_t bytes)
 
 static struct weight *matrix(struct model *m, int n, int k, bool gate_up, bool per_token)
 {
-    int group = m->t == DT_NF4 ? 64 : m->t != DT_I4 ? 0 : k % 128 ? 32 : 128;
+    int group = m->t == DT_NF4 ? 64 : m->t == DT_F8 ? 128 : m->t != DT_I4 ? 0 : k % 128 ? 32 : 128;
     int groups = group ? (k + group - 1) / group : 1;
     size_t bytes = dtype_bytes(m->t, (size_t)n * (size_t)(group ? groups * group : k));
     size_t scales = (size_t)n * (size_t)groups;
@@ -329,7 +330,7 @@ static void measure(struct model *m, int n_seqs, int len, const struct ceilings 
     double kv = n_seqs ? per_token * n_seqs * len : per_token * len;
     double seen = n_seqs ? (double)n_seqs * len : (double)len * (len + 1) / 2;
     double macs = m->macs * r.T + (double)r.n_seqs * s.vocab * s.hidden + seen * s.layers * s.heads * s.dim * 2;
-    double unit = m->t == DT_BF16 || m->t == DT_NF4 ? c->bf16_macs_per_s : c->int8_macs_per_s;
+    double unit = m->t == DT_BF16 || m->t == DT_F8 || m->t == DT_NF4 ? c->bf16_macs_per_s : c->int8_macs_per_s;
     double gb = ((double)m->weight_bytes + kv) / took;
     printf("| %s | %s | %s | %d | %d | %.3f | %.0f | %.0f | %.2f | %.1f | %.2f |\n", s.name, dtype_name(m->t),
            n_seqs ? "decode" : "prefill", r.n_seqs, len, took * 1e3, r.T / took, gb * 1e-9,
@@ -440,9 +441,9 @@ static void show_ceilings(struct dev *d, size_t bytes, struct ceilings *c, const
 
 static void measure_model(struct dev *d, struct shape s, bool tiny, bool one, const struct ceilings *c)
 {
-    static const enum dtype types[] = {DT_NF4, DT_I4, DT_I8, DT_BF16};
+    static const enum dtype types[] = {DT_NF4, DT_I4, DT_I8, DT_F8, DT_BF16};
     int prompt = tiny ? 33 : s.gated ? 2048 : 512, len = tiny ? 17 : s.gated ? 512 : 128;
-    int from = !s.gated ? 3 : one ? 1 : 0, end = s.gated && one ? 2 : 4; /* one: of the large model int4 alone */
+    int from = !s.gated ? 4 : one ? 1 : 0, end = s.gated && one ? 2 : 5; /* one: of the large model int4 alone */
     for (int i = from; i < end; i++) {
         struct model m = model_make(d, s, types[i], prompt);
         measure(&m, 1, len, c, tiny ? 0 : 2);

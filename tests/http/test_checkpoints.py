@@ -40,6 +40,8 @@ KINDS = {
     "int8": (formats.int8, {"quant_method": "compressed-tensors", "format": "int-quantized", **weights()}),
     "bnb8": (formats.bnb8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
     "fp8": (lambda w: formats.fp8(w, (64, 64)), {"quant_method": "fp8", "weight_block_size": [64, 64]}),
+    "fp8-outputs": (lambda w: formats.fp8(w, (1, w.shape[1]), "weight_scale"),
+                    {"quant_method": "compressed-tensors", "format": "float-quantized", **weights(num_bits=8, type="float")}),
 }
 
 
@@ -75,14 +77,14 @@ def pair(request, tmp_path_factory):
             stored |= {name.removesuffix("weight") + suffix: v for suffix, v in tensors.items()}
         else:
             stored[name] = floats[name] = w
-    codes = [n for n in stored if n.endswith("proj.weight")] if request.param == "fp8" else None
+    codes = [n for n in stored if n.endswith("proj.weight")] if request.param.startswith("fp8") else None
     yield (request.param, write(out / "quantised", stored, {"quantization_config": config}, codes),
            write(out / "floats", floats, {}))
     shutil.rmtree(out)
 
 
 def perplexity(run, model, *words, file=ROOT / "models" / "demo" / "heldout.txt"):
-    result = run("perplexity", "--model", model, "--json", "--file", file, *words)
+    result = run("perplexity", "--model", model, "--json", "--activations", "f32", "--file", file, *words)
     assert result.returncode == 0, result.stderr.decode()
     return json.loads(result.stdout)["perplexity"]
 
@@ -91,7 +93,23 @@ def test_perplexity(run, pair):
     """Like the floats, but for int8 activations."""
     kind, quantised, floats = pair
     ratio = perplexity(run, quantised) / perplexity(run, floats)
-    assert abs(ratio - 1) < (1e-5 if kind == "fp8" else 0.005), (kind, ratio)
+    assert abs(ratio - 1) < (1e-5 if kind.startswith("fp8") else 0.005), (kind, ratio)
+
+
+def test_stays_packed(run, pair):
+    """fp8 takes a byte for each weight where the floats take two or four."""
+    kind, quantised, floats = pair
+    if not kind.startswith("fp8"):
+        pytest.skip("of the other types the unit tests say")
+
+    def bits(model):
+        result = run("perplexity", "--model", model, "--json", "--file", ROOT / "models" / "demo" / "heldout.txt")
+        return json.loads(result.stdout)["bits_per_weight"]
+
+    stored = load_file(floats / "model.safetensors")
+    matrices = sum(w.size for name, w in stored.items() if name.endswith("proj.weight"))
+    saved = (bits(floats) - bits(quantised)) / 8 * sum(w.size for w in stored.values())
+    assert saved > 2.7 * matrices, (saved, matrices)
 
 
 def test_on_simt(run, pair, tmp_path):
@@ -119,7 +137,7 @@ def test_served_and_trained(run, pair, tmp_path):
 def test_quantised_already(run, pair):
     kind, quantised, _ = pair
     name = {"gptq-order": "gptq", "gptq8": "gptq", "packed": "compressed-tensors", "int8": "compressed-tensors",
-            "bnb8": "int8"}.get(kind, kind)
+            "bnb8": "int8", "fp8-outputs": "compressed-tensors"}.get(kind, kind)
     result = run("generate", "--model", quantised, "--quantize", "int4", "--prompt", "a")
     assert result.returncode == 1
     assert f"is quantised to {name} already" in result.stderr.decode()

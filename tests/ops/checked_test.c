@@ -320,6 +320,15 @@ static void check_memory(struct dev *d)
     CHECK(!d->ops->weight_pack(d, &ungrouped, 1), "nf4 in groups of 32 was packed");
     CHECK(!d->ops->weight_pack(d, &unscaled, 1), "nf4 without scales was packed");
     weight_case_free(&c);
+    c = weight_random(DT_F8, 2, 64, 16);
+    ungrouped = unscaled = c.src;
+    ungrouped.group = 24;
+    unscaled.scale = NULL;
+    CHECK(!d->ops->weight_pack(d, &ungrouped, 1), "fp8 in groups of 24 was packed");
+    CHECK(!d->ops->weight_pack(d, &unscaled, 1), "fp8 without scales was packed");
+    ((uint8_t *)c.data)[77] = 0xff;
+    CHECK(!d->ops->weight_pack(d, &c.src, 1), "fp8 with a NaN was packed");
+    weight_case_free(&c);
     CHECK(!d->ops->kv_open(d, &(struct kv_shape){INT32_MAX, INT32_MAX, INT32_MAX, 128, DT_F32}),
           "an absurd cache opened");
     CHECK(!d->ops->alloc(d, SIZE_MAX - 10), "an absurd allocation succeeded");

@@ -58,7 +58,11 @@ static void embed_packed_case(struct dev *dev, struct dev *ref, int T, int C, en
     enum { V = 37, P = 5 };
     char label[LABEL];
     if (case_left_out()) return;
-    struct weight_case table = weight_random(t, V, C, t == DT_I4 ? 32 : 0), pos = weight_random(DT_F16, P, C, 0);
+    struct weight_case table = weight_random(t, V, C,
+                                             t == DT_I4                ? 32
+                                             : t == DT_F8 && positions ? 16
+                                                                       : 0),
+                       pos = weight_random(DT_F16, P, C, 0);
     int32_t id[64], at[64];
     float scale = T % 2 ? 33.5f : 0;
     for (int i = 0; i < T; i++) id[i] = random_below(V), at[i] = random_below(P);
@@ -91,9 +95,11 @@ static void embed_packed_case(struct dev *dev, struct dev *ref, int T, int C, en
 
 void test_embed(struct dev *dev, struct dev *ref)
 {
-    static const enum dtype packed[] = {DT_F32, DT_BF16, DT_F16, DT_I8, DT_I4};
+    static const enum dtype packed[] = {DT_F32, DT_BF16, DT_F16, DT_I8, DT_I4, DT_F8};
     EACH(T, row_counts)
-    EACH(C, col_counts) for (int k = 0; k < 10; k++) embed_packed_case(dev, ref, (int)T, (int)C, packed[k % 5], k >= 5);
+    EACH(C, col_counts)
+    for (int k = 0; k < 12; k++) if (packs(dev, packed[k % 6]))
+        embed_packed_case(dev, ref, (int)T, (int)C, packed[k % 6], k >= 6);
     EACH(T, row_counts) for (int C = 64; C <= 192; C += 64) embed_packed_case(dev, ref, (int)T, C, DT_NF4, C == 64);
     static const enum dtype types[] = {DT_F32, DT_BF16, DT_F16};
     EACH(T, row_counts) EACH(C, col_counts) for (int k = 0; k < 6; k++)
@@ -319,10 +325,10 @@ struct weight_kind {
     int group;
 };
 
-static const struct weight_kind weight_kinds[] = {{DT_F32, 0},   {DT_BF16, 0},  {DT_F16, 0},    {DT_I8, 0},
-                                                  {DT_I4, 32},   {DT_I4, 64},   {DT_I4, 128},   {DT_NF4, 64},
-                                                  {DT_BLOCK, 0}, {DT_BLOCK, 1}, {DT_BLOCK, 2},  {DT_BLOCK, 3},
-                                                  {DT_BLOCK, 6}, {DT_BLOCK, 8}, {DT_BLOCK, 10}, {DT_BLOCK, 12}};
+static const struct weight_kind weight_kinds[] = {
+    {DT_F32, 0},    {DT_BF16, 0},   {DT_F16, 0},   {DT_I8, 0},    {DT_I4, 32},   {DT_I4, 64},   {DT_I4, 128},
+    {DT_NF4, 64},   {DT_BLOCK, 0},  {DT_BLOCK, 1}, {DT_BLOCK, 2}, {DT_BLOCK, 3}, {DT_BLOCK, 6}, {DT_BLOCK, 8},
+    {DT_BLOCK, 10}, {DT_BLOCK, 12}, {DT_F8, 0},    {DT_F8, 16},   {DT_F8, 48},   {DT_F8, 128},  {DT_F8, 512}};
 
 static const struct linear_shape {
     int M, N, K;
@@ -460,7 +466,8 @@ void test_gate_up(struct dev *dev, struct dev *ref)
                 compare_bits(label, got + (size_t)m * y.dev.ld, right + (size_t)m * F, (size_t)F);
             struct gate_up_args a = {y.ref, x.ref, NULL, k % 2 ? rb : NULL, (enum act_kind)act, both.ref};
             enum dtype t = weight_kinds[k].t;
-            bool rounds = with_bf16_x && dev->ops->rounds_more && (t == DT_F16 || t == DT_NF4); /* rounds_test.c */
+            bool rounds =
+                with_bf16_x && dev->ops->rounds_more && (t == DT_F16 || t == DT_NF4 || t == DT_F8); /* rounds_test.c */
             if (!rounds) gate_up_ref(label, ref, parts, a, got, y.dev.ld);
             free(got), free(right), free(b);
             dev->ops->free(dev, db), ref->ops->free(ref, rb);
@@ -610,7 +617,7 @@ void test_row_classes(const char *name)
         struct dev *d = open_checked(name, 1);
         for (size_t k = 0; k < sizeof weight_kinds / sizeof *weight_kinds; k++) {
             enum dtype t = weight_kinds[k].t;
-            if (!packs(d, t) || (bf16 && t != DT_BF16 && (t != DT_NF4 || !d->ops->rounds_more))) continue;
+            if (!packs(d, t) || (bf16 && t != DT_BF16 && t != DT_F8 && (t != DT_NF4 || !d->ops->rounds_more))) continue;
             struct weight_case c = weight_random(t, N, K, weight_kinds[k].group);
             if (t == DT_I4 || t == DT_BLOCK) {
                 rows_in_class(d, &c, x, 8, int4);
@@ -647,6 +654,7 @@ static const struct row_bounds {
     {DT_F32, 0, false, {16}}, {DT_F16, 0, false, {16}},  {DT_F16, 0, true, {16}},       {DT_BF16, 0, false, {16}},
     {DT_BF16, 0, true, {8}},  {DT_NF4, 64, false, {16}}, {DT_NF4, 64, true, {16, 256}}, {DT_I8, 0, false, {0}},
     {DT_I4, 32, false, {8}},  {DT_I4, 128, false, {8}},  {DT_BLOCK, 1, false, {8}},     {DT_BLOCK, 2, false, {8}},
+    {DT_F8, 128, false, {16}}, {DT_F8, 128, true, {8}},
 };
 
 /* Only for simt, where products of many rows, which are cuBLASLt's, have one order. */

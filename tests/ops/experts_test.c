@@ -97,8 +97,8 @@ struct kind {
     enum dtype t;
     int group;
 };
-static const struct kind kinds[] = {{DT_F32, 0}, {DT_BF16, 0}, {DT_F16, 0},  {DT_I8, 0},
-                                    {DT_I4, 32}, {DT_NF4, 64}, {DT_BLOCK, 0}};
+static const struct kind kinds[] = {{DT_F32, 0}, {DT_BF16, 0}, {DT_F16, 0},   {DT_I8, 0},
+                                    {DT_I4, 32}, {DT_NF4, 64}, {DT_BLOCK, 0}, {DT_F8, 128}};
 
 static const struct shape {
     int E, R, N, K; /* experts, rows, outputs (of gate and of up), inputs */

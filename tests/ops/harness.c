@@ -162,15 +162,15 @@ static struct weight_case block_random(int rows, int cols, const struct block_ki
 struct weight_case weight_random(enum dtype t, int rows, int cols, int group)
 {
     if (t == DT_BLOCK) return block_random(rows, cols, &block_kinds[group]);
-    int n_groups = t == DT_I4 ? (cols + group - 1) / group : t == DT_NF4 ? cols / 64 : 1;
+    int n_groups = t == DT_I4 || (t == DT_F8 && group) ? (cols + group - 1) / group : t == DT_NF4 ? cols / 64 : 1;
     size_t n = (size_t)rows * cols, int4_bytes = t == DT_I4 ? (size_t)rows * n_groups * group / 2 : 0;
-    bool scaled = t == DT_I8 || t == DT_I4 || t == DT_NF4;
+    bool scaled = t == DT_I8 || t == DT_I4 || t == DT_NF4 || t == DT_F8;
     struct weight_case c = {.src = {.t = t,
                                     .rows = rows,
                                     .cols = cols,
-                                    .group = t == DT_I4    ? group
-                                             : t == DT_NF4 ? 64
-                                                           : 0}};
+                                    .group = t == DT_I4 || t == DT_F8 ? group
+                                             : t == DT_NF4            ? 64
+                                                                      : 0}};
     c.data = malloc(t == DT_I4 ? int4_bytes : n * 4);
     c.scale = malloc((size_t)rows * n_groups * 4);
     if (!c.data || !c.scale) abort();
@@ -181,6 +181,8 @@ struct weight_case weight_random(enum dtype t, int rows, int cols, int group)
         if (t == DT_F16) ((uint16_t *)c.data)[i] = f32_to_f16(x);
         if (t == DT_I8) ((int8_t *)c.data)[i] = (int8_t)(random_below(8) ? random_below(255) - 127 : 127);
         if (t == DT_NF4) ((uint8_t *)c.data)[i / 2] = (uint8_t)random_below(256);
+        if (t == DT_F8)
+            ((uint8_t *)c.data)[i] = (uint8_t)(random_below(127) | (random_below(2) ? 0x80 : 0)); /* no NaN */
     }
     for (int r = 0; r < rows && t == DT_I4; r++)
         for (int k = 0; k < n_groups * group; k++) {
@@ -193,7 +195,7 @@ struct weight_case weight_random(enum dtype t, int rows, int cols, int group)
         if (t == DT_I4)
             ((uint16_t *)c.scale)[i] = f32_to_f16(s);
         else
-            ((float *)c.scale)[i] = s;
+            ((float *)c.scale)[i] = t == DT_F8 ? s / 64 : s;
     }
     c.src.data = c.data;
     c.src.scale = scaled ? c.scale : NULL;
@@ -219,7 +221,7 @@ struct weight *weight_put(struct dev *d, const struct weight_case *c)
 
 bool packs(const struct dev *d, enum dtype t)
 {
-    return t != DT_BLOCK || d->ops->packs_block;
+    return t == DT_BLOCK ? d->ops->packs_block : t != DT_F8 || d->ops->packs_f8;
 }
 
 double block_largest(const struct weight_src *s)

@@ -92,6 +92,7 @@ void test_outliers(struct dev *dev);                           /* dense_test.c *
 void test_int8_many(struct dev *dev);                          /* dense_test.c */
 void test_prequantise(const char *name);                       /* prequantise_test.c: what ends what a norm did ahead */
 void test_nf4_values(const char *const *levels, int n_levels); /* dense_test.c */
+void test_f8_values(const char *const *levels, int n_levels);  /* f8_test.c */
 void test_blocks(const char *name);                            /* block_test.c */
 void test_rounds_more(const char *name);                       /* rounds_test.c */
 void test_chunks(const char *const *levels, int n_levels);     /* attn_test.c: chunking, threads, levels */

@@ -75,7 +75,7 @@ static void run_table(const char *name, int threads)
         int before = n_failures;
         random_seed(1000 + OP_COUNT);
         test_rounds_more(name);
-        report("linear, gate_up: f16, nf4 rounding x", start, before);
+        report("linear, gate_up: f16, fp8, nf4 rounding x", start, before);
     }
     dev_close(dev);
     dev_close(ref);
@@ -229,6 +229,7 @@ int main(int argc, char **argv)
     } wholes[] = {{"rows alone, threads, levels", test_rows_alone},
                   {"chunks, threads, levels", test_chunks},
                   {"nf4 as floats", test_nf4_values},
+                  {"every fp8 code", test_f8_values},
                   {"products of training, bits", test_train_gemm},
                   {"training: threads, levels, alone", test_train_bits}};
     for (size_t i = 0; i < sizeof wholes / sizeof *wholes; i++) {

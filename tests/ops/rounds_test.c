@@ -1,4 +1,4 @@
-/* f16 and nf4 weights on a device that rounds for them (rounds_more, opened with bf16_x): linear and gate_up. */
+/* f16, fp8 and nf4 weights on a device that rounds for them (rounds_more, opened with bf16_x): linear and gate_up. */
 #include "tests/ops/harness.h"
 
 #include <float.h>
@@ -24,6 +24,12 @@ static struct weight_case values_of(const struct weight_case *c, int v)
         float *to = (float *)f.data + i;
         if (c->src.t == DT_F16) {
             *to = f16_to_f32(((const uint16_t *)c->data)[i]);
+            continue;
+        }
+        if (c->src.t == DT_F8) {
+            *to = e4m3_to_f32(q[i]) *
+                  scale[i / (size_t)c->src.cols * (size_t)((c->src.cols + 63) / 64) + i % (size_t)c->src.cols / 64];
+            if (v == 1) *to = to_bf16(*to);
             continue;
         }
         float code = nf4_code[i % 2 ? q[i / 2] & 15 : q[i / 2] >> 4];
@@ -204,6 +210,7 @@ static void gate_up_case(struct dev *dev, enum dtype t, int M, int F, int K, boo
 void test_rounds_more(const char *name)
 {
     static const int rows[] = {1, 16, 17, 40, 130, 257};
+    static const enum dtype types[] = {DT_NF4, DT_F16, DT_F8};
     bool before = with_bf16_x;
     with_bf16_x = true;
     struct dev *dev = open_checked(name, 1), *ref = open_checked("ref", 1);
@@ -212,10 +219,11 @@ void test_rounds_more(const char *name)
             struct shape s = shapes[i];
             linear_case(dev, ref, DT_NF4, s, i % 2);
             s.K -= (int)(i % 4);
+            linear_case(dev, ref, DT_F8, s, i % 2);
             linear_case(dev, ref, DT_F16, s, i % 2);
         }
-        for (size_t i = 0; i < 2 * (sizeof rows / sizeof *rows); i++)
-            gate_up_case(dev, i % 2 ? DT_F16 : DT_NF4, rows[i / 2], 47, 128, i / 2 % 2);
+        for (size_t i = 0; i < 3 * (sizeof rows / sizeof *rows); i++)
+            gate_up_case(dev, types[i % 3], rows[i / 3], 47, 128, i / 3 % 2);
     }
     dev_close(dev), dev_close(ref);
     with_bf16_x = before;

@@ -128,9 +128,9 @@ void test_gemm(struct dev *dev, struct dev *ref)
 static const struct weight_kind {
     enum dtype t;
     int group;
-} weight_kinds[] = {{DT_F32, 0},   {DT_BF16, 0},  {DT_F16, 0},   {DT_I8, 0},    {DT_I4, 32},
-                    {DT_I4, 64},   {DT_I4, 128},  {DT_NF4, 64},  {DT_BLOCK, 0}, {DT_BLOCK, 1},
-                    {DT_BLOCK, 2}, {DT_BLOCK, 3}, {DT_BLOCK, 8}, {DT_BLOCK, 12}};
+} weight_kinds[] = {{DT_F32, 0},   {DT_BF16, 0},   {DT_F16, 0},   {DT_I8, 0},    {DT_I4, 32},   {DT_I4, 64},
+                    {DT_I4, 128},  {DT_NF4, 64},   {DT_BLOCK, 0}, {DT_BLOCK, 1}, {DT_BLOCK, 2}, {DT_BLOCK, 3},
+                    {DT_BLOCK, 8}, {DT_BLOCK, 12}, {DT_F8, 0},    {DT_F8, 16},   {DT_F8, 128}};
 
 /* a weight of N rows on one device; gate_up: two parts of N / 2 rows with different contents */
 struct any_weight {
@@ -182,6 +182,7 @@ static void back_case(struct dev *dev, struct dev *ref, struct back_shape s, str
     op_linear_back(ref, (struct linear_back_args){dx.ref, dy.ref, rw, accumulate});
     double size = kind.t == DT_I8   ? 45
                   : kind.t == DT_I4 ? 2.7
+                  : kind.t == DT_F8 ? 4
                   : kind.t == DT_BLOCK
                       ? fmax(block_largest(&c.part[0].src), gate_up ? block_largest(&c.part[1].src) : 0) / 2
                       : 1;

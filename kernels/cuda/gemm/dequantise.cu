@@ -43,6 +43,11 @@ __device__ inline void values_of(float (&v)[WIDE], const struct dequantise_args 
         float scale = static_cast<const float *>(g.scale)[row];
 #pragma unroll
         for (int i = 0; i < WIDE; i++) v[i] = (float)(int8_t)((i < 4 ? w.x : w.y) >> (i % 4 * 8)) * scale;
+    } else if constexpr (T == DT_F8) {
+        uint2 w = *reinterpret_cast<const uint2 *>(p + c);
+        float scale = static_cast<const float *>(g.scale)[(size_t)row * (size_t)g.n_groups + (size_t)(c / g.group)];
+#pragma unroll
+        for (int i = 0; i < WIDE; i++) v[i] = e4m3_to_f32((uint8_t)((i < 4 ? w.x : w.y) >> (i % 4 * 8))) * scale;
     } else {
         unsigned w = *reinterpret_cast<const unsigned *>(p + c / 2);
         size_t at = (size_t)row * (size_t)g.n_groups + (size_t)(c / g.group);
@@ -90,6 +95,7 @@ dequantise_fn dequantise_of(enum dtype t, bool half)
                {DT_I8, {dequantise_kernel<DT_I8, false>, dequantise_kernel<DT_I8, true>}},
                {DT_I4, {dequantise_kernel<DT_I4, false>, dequantise_kernel<DT_I4, true>}},
                {DT_NF4, {dequantise_kernel<DT_NF4, false>, dequantise_kernel<DT_NF4, true>}},
+               {DT_F8, {dequantise_kernel<DT_F8, false>, dequantise_kernel<DT_F8, true>}},
                {DT_BLOCK, {dequantise_kernel<DT_BLOCK, false>, dequantise_kernel<DT_BLOCK, true>}}};
     for (const auto &a : all)
         if (a.t == t) return a.fn[half];

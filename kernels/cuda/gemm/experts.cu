@@ -40,6 +40,8 @@ __device__ inline float value_at(const uint8_t *row, const float *scale, int gro
     if constexpr (T == DT_NF4) {
         int nibble = row[c / 2] >> ((c % 2 ^ 1) * 4) & 15;
         return __fmul_rn(code.v[nibble], scale[c / group]);
+    } else if constexpr (T == DT_F8) {
+        return __fmul_rn(e4m3_to_f32(row[c]), scale[c / group]);
     } else {
         return load_float(row, T, (size_t)c);
     }
@@ -147,6 +149,7 @@ experts_fn kernel_of(enum dtype t)
     case DT_I8: return experts_kernel<DT_I8>;
     case DT_I4: return experts_kernel<DT_I4>;
     case DT_BLOCK: return experts_kernel<DT_BLOCK>;
+    case DT_F8: return experts_kernel<DT_F8>;
     default: return experts_kernel<DT_NF4>;
     }
 }
@@ -194,6 +197,7 @@ experts_fn back_of(enum dtype t)
     case DT_I8: return experts_back_kernel<DT_I8>;
     case DT_I4: return experts_back_kernel<DT_I4>;
     case DT_BLOCK: return experts_back_kernel<DT_BLOCK>;
+    case DT_F8: return experts_back_kernel<DT_F8>;
     default: return experts_back_kernel<DT_NF4>;
     }
 }
@@ -208,7 +212,7 @@ void run(gpu_dev *d, const char *op, const struct weight *const *w, int n, bool 
     a->group = shape->group;
     a->n_groups = shape->n_groups;
     a->row_bytes = shape->row_bytes;
-    a->round_x = shape->t == DT_BF16 && d->head.bf16_x;
+    a->round_x = (shape->t == DT_BF16 || shape->t == DT_F8) && d->head.bf16_x;
     bool is_int = shape->t == DT_I8 || shape->t == DT_I4 || shape->t == DT_BLOCK;
     if (is_int && !back && !quantise_rows(d, op, &a->x, false, &a->q)) return;
     int outputs = back ? a->K : a->gate ? a->N / 2 : a->N;

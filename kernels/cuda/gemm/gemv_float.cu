@@ -1,4 +1,4 @@
-/* GEMV with float and nf4 weights for up to sixteen rows (eight where x is rounded to bf16: tensor cores handle
+/* GEMV with float, fp8 and nf4 weights for up to sixteen rows (eight where x is rounded to bf16: tensor cores handle
  * more). Bound by reading the weight once. */
 #include "kernels/cuda/gemm/gemv.cuh"
 
@@ -53,14 +53,34 @@ struct nf4_weights {
     static constexpr int EACH = 16;
 };
 
-template <class W> constexpr bool is_nf4 = W::SCALED;
+struct f8_weights {
+    typedef uint4 vector;
+    typedef float scale;
+    static constexpr bool SCALED = true;
+    static constexpr int EACH = 16;
+    __device__ static float value(const vector &p, int i)
+    {
+        unsigned w = __float_as_uint(word_at(p, i / 4)) << (24 - i % 4 * 8);
+        return __uint_as_float((w & 0x80000000u) | (w >> 4 & 0x07f00000u)) * 0x1p120f; /* as e4m3_to_f32 */
+    }
+};
+
+template <class W> constexpr bool is_nf4 = W::EACH == 16 && sizeof(typename W::vector) == 8;
+
+/* log2 of the vectors that share a scale of fp8: a power of two of them, or all of a row. */
+template <class W> __device__ inline int scale_shift(const packed_gemm &p)
+{
+    int shift = 0;
+    while (W::EACH << shift < p.group) shift++;
+    return shift;
+}
 
 template <class W, int M, int U> struct float_smem {
     x_chunks<M, W::EACH / 4, U> x;
-    float code[W::SCALED ? 16 : 1][32]; /* nf4's sixteen values, one copy for each lane's bank */
+    float code[is_nf4<W> ? 16 : 1][32]; /* nf4's sixteen values, one copy for each lane's bank */
 };
 
-/* Four values of one vector, from i on; nf4 values are rounded to f32 before they are multiplied by x, as ops.h
+/* Four values of one vector, from i on; nf4 and fp8 values are rounded to f32 before they are multiplied by x, as ops.h
  * demands. */
 template <class W>
 __device__ inline void vector_values(float (&v)[4], const typename W::vector &p, int i, float scale,
@@ -72,6 +92,8 @@ __device__ inline void vector_values(float (&v)[4], const typename W::vector &p,
             unsigned w = i < 8 ? p.x : p.y;
             int nibble = (int)(w >> (((i + j) % 8 * 4) ^ 4) & 15); /* the even column is the high nibble */
             v[j] = __fmul_rn(code[nibble][threadIdx.x % 32], scale);
+        } else if constexpr (W::SCALED) {
+            v[j] = __fmul_rn(W::value(p, i + j), scale);
         } else {
             v[j] = W::value(p, i + j);
         }
@@ -106,7 +128,7 @@ __global__ void __launch_bounds__(GEMV_THREADS, gemv_blocks(M))
     size_t ld = (size_t)x.ld * sizeof(float);
     weight_stream<W, R, U> weights;
     launch_next();
-    weights.template open<GATE>(p, unit, vectors, 2); /* nf4: a scale for each four vectors */
+    weights.template open<GATE>(p, unit, vectors, is_nf4<W> ? 2 : W::SCALED ? scale_shift<W>(p) : 0);
     weights.begin();
     weights.prefetch(prefetch.own);
     prefetch_after(p, prefetch);
@@ -209,6 +231,10 @@ void gemv_float(gpu_dev *d, const char *op, enum dtype t, const packed_gemm *p, 
         launch_type<f16_weights, false>(d, op, p, x);
     else if (t == DT_NF4)
         launch_type<nf4_weights, false>(d, op, p, x);
+    else if (t == DT_F8 && round_x)
+        launch_type<f8_weights, true>(d, op, p, x);
+    else if (t == DT_F8)
+        launch_type<f8_weights, false>(d, op, p, x);
     else if (round_x)
         launch_type<bf16_weights, true>(d, op, p, x);
     else

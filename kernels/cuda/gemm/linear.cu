@@ -1,14 +1,14 @@
 /* GEMMs with packed weights: chooses the kernel, by type and number of rows.
  *
- *   rows             f32, f16, nf4, bf16            int8, int4, block (over quantised rows, see quantise.cu)
+ *   rows             f32, f16, nf4, fp8, bf16       int8, int4, block (over quantised rows, see quantise.cu)
  *   to GEMV_ROWS..   gemv_float                     gemv_int, gemv_block
  *   more             cuBLASLt, in f32, bf16, f16;   mma_int, mma_block; of many rows and int8 cuBLASLt (many_int.cu)
  *                    nf4 in bf16 to MMA_ROWS_NF4: mma_nf4
  *
  * Within one of these kernels a row's bits do not depend on the other rows; kernels for different numbers of rows
  * sum in different orders (int8 has the same result everywhere, because its sums are exact). Combinations that
- * cuBLASLt lacks, nf4 weights and f32 activations with 16-bit weights, are dequantised or converted first, as many
- * outputs at a time as a part of scratch holds: nf4 to bf16 where x may be rounded, the rest to f32. */
+ * cuBLASLt lacks, nf4 and fp8 weights and f32 activations with 16-bit weights, are dequantised or converted first, as
+ * many outputs at a time as a part of scratch holds: nf4 and fp8 to bf16 where x may be rounded, the rest to f32. */
 #include "kernels/cuda/act.cuh"
 #include "kernels/cuda/gemm/dense_gemm.h"
 #include "kernels/cuda/gemm/dequantise.h"
@@ -168,7 +168,7 @@ bool is_int(const gpu_weight *w)
 /* Whether x is rounded to bf16. */
 bool rounds(const gpu_dev *d, const gpu_weight *w)
 {
-    return w->t == DT_BF16 && d->head.bf16_x;
+    return (w->t == DT_BF16 || w->t == DT_F8) && d->head.bf16_x;
 }
 
 bool few_rows(const gpu_dev *d, const gpu_weight *w, int rows)
@@ -231,16 +231,16 @@ void multiply(gpu_dev *d, const char *op, const gpu_weight *w, packed_gemm *p, c
         gemv_float(d, op, w->t, p, x, round_x);
         return;
     }
-    bool half = w->t == DT_NF4 && d->head.bf16_x;
-    if (half && (d->measuring || p->M <= MMA_ROWS_NF4)) mma_nf4(d, op, p, x);
-    if (half && p->M <= MMA_ROWS_NF4) return;
+    bool half = (w->t == DT_NF4 || w->t == DT_F8) && d->head.bf16_x, nf4 = half && w->t == DT_NF4;
+    if (nf4 && (d->measuring || p->M <= MMA_ROWS_NF4)) mma_nf4(d, op, p, x);
+    if (nf4 && p->M <= MMA_ROWS_NF4) return;
     if (w->t == DT_F16 && d->head.bf16_x) {
         lt_f16(d, op, p, x);
         return;
     }
     if (w->t == DT_F32)
         lt_f32(d, op, p, x);
-    else if (round_x)
+    else if (w->t == DT_BF16 && round_x)
         lt_bf16(d, op, p, x);
     else
         lt_dequantised(d, op, w, p, x, half);

@@ -11,7 +11,7 @@ namespace GPU_NAMESPACE {
 struct packed_gemm {
     const uint8_t *w; /* of output 0 */
     size_t row_bytes;
-    const void *scale; /* of output 0: f32 (N) of int8, f16 (N, n_groups) of int4, f32 (N, n_groups) of nf4 */
+    const void *scale; /* of output 0: f32 (N) of int8, f16 (N, n_groups) of int4, f32 (N, n_groups) of nf4 and fp8 */
     int group, n_groups;
     int M, N, K, first, whole; /* whole: outputs of the weight, of which these are the N from `first` on */
     const float *bias;         /* NULL: none */
@@ -67,7 +67,7 @@ bool quantise_rows(gpu_dev *, const char *op, const struct mat *x, bool even_odd
  * in AREA_NORM, even_odd for int4, where quantise_rows will find them. */
 bool prequantise(gpu_dev *, const char *op, const struct mat *x, const gpu_weight *w, quantised *out);
 
-/* M <= GEMV_ROWS, or GEMV_ROWS_ROUNDED with round_x. t: type of the weights, f32, bf16, f16 or nf4; x (M, K) f32.
+/* M <= GEMV_ROWS, or GEMV_ROWS_ROUNDED with round_x. t: type of the weights, f32, bf16, f16, nf4 or fp8; x (M, K) f32.
  * round_x: rounds x to bf16 first. Uses AREA_X. */
 void gemv_float(gpu_dev *, const char *op, enum dtype t, const packed_gemm *, const struct mat *x, bool round_x);
 /* M <= GEMV_ROWS_INT.  t: int8, or int4 over even_odd activations. */

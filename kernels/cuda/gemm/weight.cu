@@ -22,6 +22,27 @@ size_t scale_row_bytes(enum dtype t, int n_groups)
     return (size_t)n_groups * (t == DT_I4 ? sizeof(uint16_t) : sizeof(float));
 }
 
+/* Columns that share a scale of fp8: a power of two of the kernels' vectors, 16 columns, or the whole row. */
+int f8_group(const struct weight_src *s)
+{
+    return s->group ? s->group & -s->group : s->cols;
+}
+
+/* The scales of one part as w has them: the part's own, or in `made`, for the caller to free, where its groups are
+ * smaller. @return NULL when out of memory. */
+const void *scales_of(const gpu_weight *w, const struct weight_src *s, float **made)
+{
+    *made = nullptr;
+    if (s->t != DT_F8 || !s->group || s->group == w->group) return s->scale;
+    int from = (s->cols - 1) / s->group + 1, each = s->group / w->group;
+    float *to = *made = static_cast<float *>(malloc((size_t)s->rows * (size_t)w->n_groups * sizeof *to));
+    for (int r = 0; to && r < s->rows; r++)
+        for (int g = 0; g < w->n_groups; g++)
+            to[(size_t)r * (size_t)w->n_groups + (size_t)g] =
+                static_cast<const float *>(s->scale)[(size_t)r * (size_t)from + (size_t)(g / each)];
+    return to;
+}
+
 /* Computes everything but the memory. @return false for an impossible shape. */
 bool plan(gpu_weight *w, const struct weight_src *parts, int n_parts)
 {
@@ -30,20 +51,21 @@ bool plan(gpu_weight *w, const struct weight_src *parts, int n_parts)
     if (n_parts < 1) return false;
     for (int i = 0; i < n_parts; i++) {
         if (parts[i].t != s->t || parts[i].cols != s->cols || parts[i].group != s->group || parts[i].rows < 1 ||
-            parts[i].cols < 1 || (s->t == DT_NF4 && s->cols % 64))
+            parts[i].cols < 1 || (s->t == DT_NF4 && s->cols % 64) || (s->t == DT_F8 && s->group % 16))
             return false;
         rows += (size_t)parts[i].rows;
     }
     if (rows > INT32_MAX) return false;
-    int n_groups = s->t == DT_I4    ? (s->cols + s->group - 1) / s->group
-                   : s->t == DT_NF4 ? s->cols / 64
-                   : s->t == DT_I8  ? 1
-                                    : 0;
+    int group = s->t == DT_F8 ? f8_group(s) : s->group;
+    int n_groups = s->t == DT_I4 || s->t == DT_F8 ? (s->cols + group - 1) / group
+                   : s->t == DT_NF4               ? s->cols / 64
+                   : s->t == DT_I8                ? 1
+                                                  : 0;
     *w = {};
     w->t = s->t;
     w->rows = (int)rows;
     w->cols = s->cols;
-    w->group = s->group;
+    w->group = group;
     w->n_groups = n_groups;
     w->gate_up = s->gate_up;
     w->row_bytes = round16(src_row_bytes(s, n_groups));
@@ -94,7 +116,11 @@ struct weight *gpu_weight_pack(struct dev *head, const struct weight_src *parts,
         size_t n = (size_t)parts[i].rows;
         ok = send_rows(head, w->data + row * w->row_bytes, static_cast<const uint8_t *>(parts[i].data), n, from,
                        w->row_bytes);
-        if (scales) gpu_upload(head, scale + row * scales, parts[i].scale, n * scales);
+        float *made;
+        const void *its = scales_of(w, parts + i, &made);
+        ok = ok && (!scales || its);
+        if (ok && scales) gpu_upload(head, scale + row * scales, its, n * scales);
+        free(made);
         row += n;
     }
     if (!ok) {

@@ -33,6 +33,8 @@ __device__ inline float table_value(const table &w, const nf4_table &code, size_
         int nibble = data[c / 2] >> ((c % 2 ^ 1) * 4) & 15;
         return __fmul_rn(code.v[nibble], static_cast<const float *>(w.scale)[scale + (size_t)(c / w.group)]);
     }
+    if (w.t == DT_F8)
+        return __fmul_rn(e4m3_to_f32(data[c]), static_cast<const float *>(w.scale)[scale + (size_t)(c / w.group)]);
     return load_float(data, w.t, (size_t)c);
 }
 

@@ -47,9 +47,9 @@ static const struct {
     {"int8", &compressed, DT_I8},
     {"int8-zeros", &compressed, DT_BLOCK},
     {"bnb8", &bnb, DT_I8},
-    {"fp8", &fp8, DT_F32},
-    {"fp8-channel", &fp8, DT_F32},
-    {"fp8-block", &fp8, DT_F32},
+    {"fp8", &fp8, DT_F8},
+    {"fp8-channel", &fp8, DT_F8},
+    {"fp8-block", &fp8, DT_F8},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -64,9 +64,12 @@ static float value(const struct weight_src *s, int r, int k)
         assert_true(s->cols <= 256 && !block_error(s) && block_codes_ok(s));
         return block_row(s, r, row), row[k];
     }
+    size_t groups = s->group ? (size_t)(s->cols + s->group - 1) / (size_t)s->group : 1;
+    if (s->t == DT_F8)
+        return e4m3_to_f32(((const uint8_t *)s->data)[i]) *
+               ((const float *)s->scale)[(size_t)r * groups + (size_t)(s->group ? k / s->group : 0)];
     if (s->t != DT_I4) return NAN;
-    size_t groups = (size_t)(s->cols + s->group - 1) / (size_t)s->group,
-           at = (size_t)r * groups * (size_t)s->group + (size_t)k;
+    size_t at = (size_t)r * groups * (size_t)s->group + (size_t)k;
     int byte = ((const uint8_t *)s->data)[at / 2], nibble = at % 2 ? byte >> 4 : byte & 15;
     return (float)(nibble - 8) * f16_to_f32(((const uint16_t *)s->scale)[(size_t)r * groups + (size_t)(k / s->group)]);
 }
@@ -235,16 +238,39 @@ static void test_refuses_8_bit(void **state)
     refuse("fp8", &fp8, (struct change){".weight_scale", NULL, ""}, ERR_NOT_FOUND, "needs a weight_scale");
     refuse("fp8", &fp8, (struct change){".weight_scale", NULL, "[3]"}, ERR_INVALID, "one scale for each block");
     refuse("fp8", &fp8, (struct change){".weight_scale", .fill = 0xff}, ERR_INVALID, "element 0 is not finite");
+    refuse("fp8", &fp8, (struct change){".weight", .fill = 0xff}, ERR_INVALID, "fp8.weight: element 0 is NaN");
     refuse("fp8-block", &compressed, (struct change){""}, ERR_INVALID, "must have weight_block_size");
     refuse("fp8-block", &fp8, (struct change){".weight_scale_inv", NULL, "[3,3]"}, ERR_INVALID, "shape is not [3, 2]");
     refuse("fp8-block", &fp8, (struct change){".weight", NULL, "[40,49]"}, ERR_INVALID, "shape is not [40, 50]");
 }
 
+/* Blocks with columns that are no multiple of 16: the same values as floats. */
+static void test_odd_blocks(void **state)
+{
+    static const struct quant_config odd = {QUANT_FP8, "fp8", false, {16, 40}};
+    const struct tensor *codes = tensor_source_find(fixture, "fp8-block.weight"),
+                        *scales = tensor_source_find(fixture, "fp8-block.weight_scale_inv");
+    struct matrix_slot slot = slot_of("fp8-block", values_of("fp8-block"));
+    struct weight_src src;
+    struct err e = {0};
+    void *owned;
+    if (weights_matrix(fixture, &odd, &slot, &src, &owned, &e)) fail_msg("%s", e.msg);
+    assert_int_equal(src.t, DT_F32);
+    for (int r = 0; r < slot.rows; r++)
+        for (int k = 0; k < slot.cols; k++) {
+            uint8_t code = ((const uint8_t *)codes->data)[r * slot.cols + k];
+            float want = e4m3_to_f32(code) * tensor_element(scales, (size_t)(r / 16 * 2 + k / 40));
+            assert_true(value(&src, r, k) == want);
+        }
+    free(owned);
+}
+
 int main(int argc, char **argv)
 {
     struct err e;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_values), cmocka_unit_test(test_refuses_gptq),
-                                       cmocka_unit_test(test_refuses_compressed), cmocka_unit_test(test_refuses_8_bit)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_values), cmocka_unit_test(test_odd_blocks),
+                                       cmocka_unit_test(test_refuses_gptq), cmocka_unit_test(test_refuses_compressed),
+                                       cmocka_unit_test(test_refuses_8_bit)};
     snprintf(fixture_path, sizeof fixture_path, "%s/../checkpoints.safetensors", argc > 1 ? argv[1] : ".");
     if (!(fixture = safetensors_open(fixture_path, &e))) {
         fprintf(stderr, "%s\n", e.msg);

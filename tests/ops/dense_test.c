@@ -98,8 +98,8 @@ void test_embed(struct dev *dev, struct dev *ref)
     static const enum dtype packed[] = {DT_F32, DT_BF16, DT_F16, DT_I8, DT_I4, DT_F8};
     EACH(T, row_counts)
     EACH(C, col_counts)
-    for (int k = 0; k < 12; k++) if (packs(dev, packed[k % 6]))
-        embed_packed_case(dev, ref, (int)T, (int)C, packed[k % 6], k >= 6);
+    for (int k = 0; k < 12; k++)
+        if (packs(dev, packed[k % 6])) embed_packed_case(dev, ref, (int)T, (int)C, packed[k % 6], k >= 6);
     EACH(T, row_counts) for (int C = 64; C <= 192; C += 64) embed_packed_case(dev, ref, (int)T, C, DT_NF4, C == 64);
     static const enum dtype types[] = {DT_F32, DT_BF16, DT_F16};
     EACH(T, row_counts) EACH(C, col_counts) for (int k = 0; k < 6; k++)
@@ -353,16 +353,17 @@ static void linear_rows(float *x, int M, int K)
         }
 }
 
-/* The kinds that are DT_BLOCK, or the others. */
-static void linear_cases(struct dev *dev, struct dev *ref, bool block)
+/* Of all kinds those of type `only`: DT_BLOCK or DT_F8; DT_NONE: all others. */
+static void linear_cases(struct dev *dev, struct dev *ref, enum dtype only)
 {
     for (size_t s = 0; s < sizeof linear_shapes / sizeof *linear_shapes; s++)
         for (size_t k = 0; k < sizeof weight_kinds / sizeof *weight_kinds; k++) {
             struct linear_shape sh = linear_shapes[s];
             struct weight_kind kind = weight_kinds[k];
             if (with_bf16_x && !dev->ops->host_memory && kind.t != DT_BF16) continue; /* the same as without */
-            if ((kind.t == DT_BLOCK) != block || !packs(dev, kind.t)) continue;
-            if (sh.K > 8000 && kind.t != DT_I8 && kind.t != DT_I4 && !block)
+            bool apart = kind.t == DT_BLOCK || kind.t == DT_F8;
+            if ((apart ? kind.t : DT_NONE) != only || !packs(dev, kind.t)) continue;
+            if (sh.K > 8000 && kind.t != DT_I8 && kind.t != DT_I4 && kind.t != DT_BLOCK)
                 continue; /* more sums than the limits allow for */
             if ((kind.t == DT_NF4 && sh.K % kind.group) || case_left_out()) continue;
             char label[LABEL];
@@ -399,8 +400,9 @@ static void linear_cases(struct dev *dev, struct dev *ref, bool block)
 
 void test_linear(struct dev *dev, struct dev *ref)
 {
-    linear_cases(dev, ref, false);
-    linear_cases(dev, ref, true);
+    linear_cases(dev, ref, DT_NONE);
+    linear_cases(dev, ref, DT_BLOCK);
+    linear_cases(dev, ref, DT_F8);
 }
 
 /* gate_up of ref over the same weights; got (M, y.ld) of the device is held to it, in units of what multiplies up to it

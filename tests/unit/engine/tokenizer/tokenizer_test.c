@@ -220,7 +220,7 @@ static void test_refusals(void **state)
     check_refused("{\"model\":{\"vocab\":{\"\xff\":0}}}", "byte 20: not UTF-8");
     check_refused(BYTE_FILE("{}", ""), "added_tokens[0].id: must be an integer");
     check_refused(BYTE_FILE("{\"id\":1}", ""), "added_tokens[0].content: missing");
-    check_refused(BYTE_FILE("", ",\"normalizer\":{\"type\":\"Nmt\"}"), "normalizer: normalizer type \"Nmt\"");
+    check_refused(BYTE_FILE("", ",\"normalizer\":{\"type\":\"Quadnorm\"}"), "normalizer: normalizer type \"Quadnorm\"");
     check_refused(BYTE_FILE("", ",\"normalizer\":{\"type\":\"Replace\",\"content\":\"\"}"), "normalizer.pattern");
 }
 

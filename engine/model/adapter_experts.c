@@ -239,6 +239,7 @@ static int find_each(const struct adapter_experts *x, const struct peft_config *
         expert_name(x->c, layer, x->row[row], i, name);
         int rc = peft_config_targets(p, layer, name, e);
         if (!rc && any_of(of)) return refuse_unnamed(of, e);
+        if (!rc) return err_set(e, ERR_UNSUPPORTED, "%s: not all experts of its layer have an adapter", name);
         if (rc > 0) rc = peft_config_rank(p, name, &rank, &alpha, e);
         if (rc < 0) return rc;
         if (i && (rank != t->rank || (rank && alpha != t->alpha)))
@@ -342,10 +343,16 @@ static int read_one(const struct matrices *of, const struct tensor_source *f, co
     float *to = pair->b + ((size_t)expert * (size_t)m->n + (size_t)t->at) * r + first;
     float *b = mem_array((size_t)t->n * (size_t)t->rank, sizeof *b);
     int rc = adapter_tensor_read(f, of->a, pair->a + rows * (size_t)m->k, e);
+    bool finite = true; /* by comes from the file's alphas */
     if (!rc) rc = adapter_tensor_read(f, of->b, b, e);
     for (int o = 0; o < t->n && !rc; o++)
-        for (int i = 0; i < t->rank; i++) to[(size_t)o * r + (size_t)i] = by * b[o * t->rank + i];
+        for (int i = 0; i < t->rank; i++) {
+            float v = by * b[(size_t)o * (size_t)t->rank + (size_t)i];
+            finite &= isfinite(v) != 0;
+            to[(size_t)o * r + (size_t)i] = v;
+        }
     free(b);
+    if (!finite) rc = err_set(e, ERR_INVALID, "tensor %.160s: times its alpha it is too large", of->b->name);
     return rc;
 }
 

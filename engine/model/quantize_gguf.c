@@ -335,7 +335,8 @@ int quantize_gguf(const char *dir, const char *out, const struct quantize_option
     if (rc) return rc;
     if (c.quant.name[0]) return err_set(e, ERR_INVALID, "%s is quantised to %s already", dir, c.quant.name);
     struct output o = {.dir = dir, .c = &c, .options = options, .type = q8 ? GGML_Q8_0 : GGML_Q4_0, .e = e};
-    if (!(o.arch = gguf_arch_of(c.family->model_type)))
+    o.arch = gguf_arch_of(c.family->model_type);
+    if (!o.arch || strcmp(o.arch->model_type, "gpt_oss") == 0) /* whose experts' biases are stacked, and not written */
         return err_set(e, ERR_UNSUPPORTED, "a %s model cannot be written as a GGUF file", c.family->model_type);
     o.names = gguf_names_of(o.arch->model_type);
     struct tensor_source *in = model_source_open(dir, &c, e);

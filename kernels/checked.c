@@ -426,7 +426,7 @@ static struct weight *checked_weight_pack(struct dev *d, const struct weight_src
                      dtype_name(p->t));
             return NULL;
         }
-        if (p->t == DT_F8 && has_nan(p)) {
+        if (p->t == DT_F8 && p->rows > 0 && p->cols > 0 && has_nan(p)) {
             dev_fail(d, "weight_pack", "part %d: a code is NaN", i);
             return NULL;
         }

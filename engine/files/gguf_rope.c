@@ -52,8 +52,9 @@ static bool put_divisors(struct gguf_keys *r, struct buf *out, const char *tenso
 {
     const struct gguf_tensor *t = gguf_tensor_find(r->g, tensor);
     if (!t) return false;
-    if (t->type != GGML_F32 || t->n_dims != 1) {
-        r->rc = err_set(r->e, ERR_INVALID, "GGUF: tensor %s is not a list of floats", tensor);
+    enum { MOST = 65536 }; /* features of a head */
+    if (t->type != GGML_F32 || t->n_dims != 1 || t->dims[0] > MOST) {
+        r->rc = err_set(r->e, ERR_INVALID, "GGUF: tensor %s is not a list of at most %d floats", tensor, MOST);
         return false;
     }
     buf_printf(out, ",\"%s\":[", name);

@@ -177,6 +177,7 @@ static int find_scales(const struct fused *s, const struct part *p, const uint8_
     const struct tensor *t = tensor_source_find(s->inner, name);
     if (!t) return err_set(e, ERR_NOT_FOUND, "tensor %.140s is missing", name);
     int rc = check_bytes(t, 3, dims, e);
+    if (!rc) rc = tensor_source_populate(s->inner, t, e);
     const uint8_t *nan = rc ? NULL : memchr(t->data, MX_NAN, t->bytes);
     *out = t->data;
     if (!nan) return rc;
@@ -250,6 +251,7 @@ static int add_biases(struct fused *s, const struct part *p, struct err *e)
 {
     int64_t dims[] = {p->experts, p->rows};
     int rc = check_floats(p->t, 2, dims, e), parts = p->kind->gate_up ? 2 : 1;
+    if (!rc) rc = tensor_source_populate(s->inner, p->t, e);
     if (rc) return rc;
     size_t width = tensor_type_bytes(p->t->type), rows = (size_t)(p->rows / parts);
     const char *data = p->t->data;

@@ -141,7 +141,7 @@ static bool weight_plan(struct weight *w, const struct weight_src *s, int n_part
         break;
     case DT_F8:
         if (group < 0 || group % 16) return false;
-        w->n_groups = group ? (cols + group - 1) / group : 1;
+        w->n_groups = group ? (cols - 1) / group + 1 : 1;
         w->k_pad = (cols + 3) / 4 * 4;
         w->pair_bytes = (size_t)w->n_groups * F8_SCALES + (size_t)w->k_pad * PAIR;
         break;

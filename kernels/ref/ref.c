@@ -305,7 +305,8 @@ static struct weight *ref_weight_pack(struct dev *d, const struct weight_src *pa
     for (int i = 0; i < n_parts; i++) {
         if (parts[i].t != parts[0].t || parts[i].cols != parts[0].cols || parts[i].group != parts[0].group ||
             parts[i].rows < 1 || parts[i].cols < 1 || (parts[i].t == DT_NF4 && parts[i].cols % 64) ||
-            (parts[i].t == DT_F8 && parts[i].group % 16) || (is_block && (block_error(parts + i) || !block_codes_ok(parts + i))))
+            (parts[i].t == DT_F8 && (parts[i].group < 0 || parts[i].group % 16)) ||
+            (is_block && (block_error(parts + i) || !block_codes_ok(parts + i))))
             return free(w), NULL;
         rows += (size_t)parts[i].rows;
     }

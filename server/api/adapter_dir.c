@@ -89,6 +89,8 @@ int adapter_dir_check_name(const struct settings *s, const struct engine *engine
 /* "a=dir/one,b=ORG/NAME" */
 static int load_named(const struct settings *s, const struct hub *hub, struct engine *engine, struct err *e)
 {
+    struct hub adapters = *hub;
+    adapters.wants = HUB_ADAPTER;
     for (const char *at = s->adapters; *at;) {
         size_t n = strcspn(at, ",");
         const char *equals = memchr(at, '=', n);
@@ -98,7 +100,7 @@ static int load_named(const struct settings *s, const struct hub *hub, struct en
              *dir = mem_strndup(equals + 1, n - (size_t)(equals + 1 - at));
         struct hub_found found = {0};
         int rc = adapter_dir_check_name(s, engine, name, e);
-        if (!rc) rc = hub_resolve(hub, dir, &found, e);
+        if (!rc) rc = hub_resolve(&adapters, dir, &found, e);
         if (!rc) rc = engine_adapter_load(engine, name, found.path, NULL, e);
         if (rc) err_prefix(e, "--adapters: %.100s", name);
         hub_found_free(&found);

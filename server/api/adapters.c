@@ -16,6 +16,7 @@
 #include "server/api/store_request.h"
 #include "server/bridge/bridge.h"
 #include "server/config/settings.h"
+#include "server/hub/repo.h"
 #include "server/json/json.h"
 #include "server/json/names.h"
 #include "server/net/http.h"
@@ -248,15 +249,21 @@ static char *find_on_hub(struct loading *l)
 {
     struct hub h;
     struct hub_found f = {0};
+    struct repo_name r;
     struct err e = {0};
     bool is_name = false;
+    hub_open(&h);
+    h.wants = HUB_ADAPTER;
+    h.stop = &l->app->stopping;
+    if (!repo_parse(&r, l->path, h.endpoint, &e) && !e.code) {
+        hub_close(&h);
+        return NULL;
+    }
     if (atomic_exchange(&l->app->downloading, true)) {
+        hub_close(&h);
         l->busy = true;
         return NULL;
     }
-    hub_open(&h);
-    h.adapters = true;
-    h.stop = &l->app->stopping;
     int rc = hub_resolve_name(&h, l->path, &is_name, &f, &e);
     hub_close(&h);
     atomic_store(&l->app->downloading, false);

@@ -342,6 +342,12 @@ static int take_tokens(struct embed_params *p, int i, const struct tokenizer *tk
         return reservation_status(e, embed_refusal(p->shape));
     }
     reservation_shrink(held, t.cap * sizeof *t.v);
+    if (p->n_prompt && !p->keep_first && p->truncate && t.n >= (size_t)p->truncate) {
+        err_set(e, ERR_UNSUPPORTED, "%s: of a text cut at its left no prompt can be left out", input_path(p, i).text);
+        buf_free(&types);
+        tokens_free(&t);
+        return reservation_status(e, embed_refusal(p->shape));
+    }
     in->n = t.n;
     in->skip = p->n_prompt;
     in->ids = mem_array(t.n ? t.n : 1, sizeof *in->ids);

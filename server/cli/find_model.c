@@ -9,9 +9,11 @@
 
 static int find_adapter(char **dir, const struct hub *h, struct err *e)
 {
+    struct hub adapters = *h;
     struct hub_found f = {0};
     if (!*dir) return 0;
-    if (hub_resolve(h, *dir, &f, e)) return e->code;
+    adapters.wants = HUB_ADAPTER;
+    if (hub_resolve(&adapters, *dir, &f, e)) return e->code;
     free(*dir);
     *dir = f.path;
     f.path = NULL;
@@ -21,9 +23,11 @@ static int find_adapter(char **dir, const struct hub *h, struct err *e)
 
 int cmd_find_model(struct settings *s, const struct hub *h, struct err *e)
 {
+    struct hub models = *h;
     struct hub_found f = {0};
+    models.wants = HUB_MODEL;
     if (settings_given(s, "model")) { /* the default is a path */
-        if (hub_resolve(h, s->model, &f, e)) return e->code;
+        if (hub_resolve(&models, s->model, &f, e)) return e->code;
         s->model_dir = f.path;
         s->model_name = f.name;
     }

@@ -159,9 +159,10 @@ enum cache_state cache_find(const struct hub *h, const struct repo_name *r, char
     if (cache_commit(repo, r->revision, commit)) buf_printf(&dir, "%s/snapshots/%s", repo, commit);
     if (dir.len && stat(dir.data, &st) == 0 && S_ISDIR(st.st_mode)) {
         state = CACHE_PARTIAL;
-        if (!*r->quant && (model_whole(dir.data) || adapter_whole(dir.data)))
+        bool model = h->wants != HUB_ADAPTER;
+        if (!*r->quant && ((model && model_whole(dir.data)) || (h->wants != HUB_MODEL && adapter_whole(dir.data))))
             state = CACHE_WHOLE;
-        else if (*r->quant || !has(dir.data, "config.json") || !has_tokenizer(dir.data))
+        else if (model && (*r->quant || !has(dir.data, "config.json") || !has_tokenizer(dir.data)))
             *path = gguf_path(dir.data, r->quant, e);
         if (*path) state = CACHE_WHOLE;
         if (!*path) *path = mem_strdup(dir.data);

@@ -47,6 +47,7 @@ static bool remove_tree(int parent, const char *name, int depth, uint64_t *bytes
     }
     int fd = depth < REMOVE_DEPTH ? openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    if (!d && fd >= 0) close(fd);
     if (!d) return false;
     bool gone = true;
     for (struct dirent *f; (f = readdir(d));)

@@ -23,6 +23,13 @@ struct hub_progress {
 };
 typedef void hub_report_fn(void *arg, const struct hub_progress *);
 
+/* What is meant where a repository has a model and an adapter, and what in the cache makes it complete. */
+enum hub_kind {
+    HUB_ANY,
+    HUB_MODEL,
+    HUB_ADAPTER, /* nothing else of the repository is downloaded */
+};
+
 /* What the environment says, read as huggingface_hub does (its constants.py and utils/_auth.py, 2.4.0). */
 struct hub {
     char *cache;    /* HF_HUB_CACHE, HUGGINGFACE_HUB_CACHE, HF_HOME/hub, XDG_CACHE_HOME/huggingface/hub, ~/.cache/... */
@@ -34,8 +41,8 @@ struct hub {
     /* set by the caller */
     hub_report_fn *report; /* NULL: none */
     void *report_arg;
-    bool adapters;                     /* only adapters are downloaded, and of a repository nothing else */
-    const atomic_bool *stop;           /* becomes true: downloads end, and can be continued; NULL: never */
+    enum hub_kind wants;
+    const atomic_bool *stop; /* becomes true: downloads end, and can be continued; NULL: never */
 };
 
 void hub_open(struct hub *);

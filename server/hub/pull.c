@@ -157,7 +157,7 @@ static int download_all(const struct download *d, const struct listing *l, struc
     char *snapshot = download_snapshot(d);
     int rc = download_prepare(d, e);
     if (!rc) rc = download_files(d, c->v, c->n, e);
-    if (!rc && !c->gguf && !d->hub->adapters) {
+    if (!rc && !c->gguf && d->hub->wants != HUB_ADAPTER) {
         c->n = 0;
         rc = choose_weights(c, l, snapshot, e);
         if (rc) err_prefix(e, "%s", d->name->id);
@@ -178,7 +178,7 @@ int pull(const struct hub *h, const struct repo_name *r, struct hub_found *f, st
     struct download d = {.hub = h, .name = r, .commit = l.commit, .progress = &p};
     c.v = mem_array((size_t)l.n + 1, sizeof(const struct hub_file *));
     progress_begin(&p, r->id);
-    rc = h->adapters ? choose_adapter(&c, &l, e) : choose_first(&c, &l, r->quant, e);
+    rc = h->wants == HUB_ADAPTER ? choose_adapter(&c, &l, e) : choose_first(&c, &l, r->quant, e);
     if (rc)
         err_prefix(e, "%s", r->id);
     else

@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -429,6 +430,16 @@ def test_an_adapter_is_loaded_by_name(start, hub, home):
         assert sorted(os.listdir(snapshot)) == ["adapter_config.json", "adapter_model.safetensors"]
         answer = server.post("/v1/load_lora_adapter", {"lora_name": "vllm", "lora_path": "Org/Pirate"})
         assert answer.status_code == 200, answer.text
+
+
+def test_a_model_and_an_adapter_in_one_repository(run, hub, home):
+    """What is in the cache of one is not taken for the other."""
+    env = environment(hub, home)
+    for words in (("--adapter", "Org/Both"), ("--model", "Org/Both"), ("--adapter", "Org/Both", "--model", "Org/Both")):
+        hub.repos["Org/Both"] = Repo({**DEMO, **hub.repos["Org/Pirate"].files})
+        shutil.rmtree(repo_dir(home, "Org/Both"), ignore_errors=True)
+        for first in (words, ("--model", "Org/Both"), ("--adapter", "Org/Both")):
+            assert good(run("generate", "--prompt", "x", "--max-new-tokens", 1, *first, env=env)), (words, first)
 
 
 def test_an_adapter_that_is_none(start, hub, home):

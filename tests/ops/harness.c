@@ -181,8 +181,10 @@ struct weight_case weight_random(enum dtype t, int rows, int cols, int group)
         if (t == DT_F16) ((uint16_t *)c.data)[i] = f32_to_f16(x);
         if (t == DT_I8) ((int8_t *)c.data)[i] = (int8_t)(random_below(8) ? random_below(255) - 127 : 127);
         if (t == DT_NF4) ((uint8_t *)c.data)[i / 2] = (uint8_t)random_below(256);
-        if (t == DT_F8)
-            ((uint8_t *)c.data)[i] = (uint8_t)(random_below(127) | (random_below(2) ? 0x80 : 0)); /* no NaN */
+        if (t == DT_F8) {
+            int code = random_below(127); /* no NaN */
+            ((uint8_t *)c.data)[i] = (uint8_t)(random_below(2) ? code | 0x80 : code);
+        }
     }
     for (int r = 0; r < rows && t == DT_I4; r++)
         for (int k = 0; k < n_groups * group; k++) {

@@ -54,7 +54,7 @@ INLINE void f8_word(vf acc[R_MAX][P_MAX], const vi four[P_MAX], const void *x, s
                     const int R)
 {
     enum { P = 2 };
-    UNROLL for (int i = 0; i < 4; i += 1 + rounded)
+    UNROLL_GROUP for (int i = 0; i < 4; i += 1 + rounded)
     {
         if (i >= left) break;
         if (rounded) {

@@ -6,6 +6,7 @@
 #include "server/api/models.h"
 
 #include <dirent.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -13,12 +14,20 @@
 
 enum { ROOTS = 2 };
 
+/* Owned by the caller; NULL: there is no such file.  Memory that realpath allocates itself could run out, which would look
+ * the same. */
+static char *real_path(const char *path)
+{
+    char real[PATH_MAX];
+    return realpath(path, real) ? mem_strdup(real) : NULL;
+}
+
 /* real paths, owned by the caller; NULL where there is no such directory */
 static void find_roots(const struct settings *s, char *root[ROOTS])
 {
     char *trained = file_join(settings_data_dir(s), "adapters");
-    root[0] = s->adapter_dir && *s->adapter_dir ? realpath(s->adapter_dir, NULL) : NULL;
-    root[1] = realpath(trained, NULL);
+    root[0] = s->adapter_dir && *s->adapter_dir ? real_path(s->adapter_dir) : NULL;
+    root[1] = real_path(trained);
     free(trained);
 }
 
@@ -34,10 +43,10 @@ static bool inside(const char *path, const char *root)
 static bool leads_out(const char *dir, const char *root, struct err *e)
 {
     static const char *const files[] = {"adapter_config.json", "adapter_model.safetensors"};
-    char *own = realpath(dir, NULL);
+    char *own = real_path(dir);
     bool out = false;
     for (size_t i = 0; own && i < sizeof files / sizeof *files && !out; i++) {
-        char *path = file_join(dir, files[i]), *real = realpath(path, NULL);
+        char *path = file_join(dir, files[i]), *real = real_path(path);
         out = real && !inside(real, own) && !inside(real, root);
         if (out) err_set(e, ERR_INVALID, "%s is a link that leads out of the directory of adapters", files[i]);
         free(real);
@@ -51,7 +60,7 @@ static bool leads_out(const char *dir, const char *root, struct err *e)
 static char *find_in(const char *root, const char *path)
 {
     struct stat st;
-    char *joined = path[0] == '/' ? mem_strdup(path) : file_join(root, path), *real = realpath(joined, NULL);
+    char *joined = path[0] == '/' ? mem_strdup(path) : file_join(root, path), *real = real_path(joined);
     free(joined);
     if (real && inside(real, root) && stat(real, &st) == 0 && S_ISDIR(st.st_mode)) return real;
     free(real);

@@ -200,7 +200,7 @@ def test_lengths_fit_the_model(run):
 def test_ops(run):
     doc = json.loads(ok(run("bench", "--ops", "M=1 N=128", "--json", timeout=300)))
     assert set(doc) == {"version", "system", "ceilings", "ops"}
-    assert [o["name"] for o in doc["ops"]] == [f"linear {t} M=1 N=128 K=384" for t in ("f32", "bf16", "int8", "int4", "nf4")]
+    assert [o["name"] for o in doc["ops"]] == [f"linear {t} M=1 N=128 K=384" for t in ("f32", "bf16", "int8", "fp8", "int4", "nf4")]
     for o in doc["ops"]:
         close(o["macs_per_s"] * o["seconds"], 128 * 384, 1e-3)
         assert o["bytes_per_s"] > 0 and o["read_ratio"] > 0 and o["multiplier_ratio"] > 0

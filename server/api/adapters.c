@@ -251,7 +251,6 @@ static char *find_on_hub(struct loading *l)
     struct hub_found f = {0};
     struct repo_name r;
     struct err e = {0};
-    bool is_name = false;
     hub_open(&h);
     h.wants = HUB_ADAPTER;
     h.stop = &l->app->stopping;
@@ -264,10 +263,10 @@ static char *find_on_hub(struct loading *l)
         l->busy = true;
         return NULL;
     }
-    int rc = hub_resolve_name(&h, l->path, &is_name, &f, &e);
+    int rc = hub_resolve_name(&h, l->path, &f, &e);
     hub_close(&h);
     atomic_store(&l->app->downloading, false);
-    if (rc && is_name) l->e = e, l->of_hub = true;
+    if (rc) l->e = e, l->of_hub = true;
     char *dir = f.path;
     f.path = NULL;
     if (dir) log_info("adapter found on the hub name=%.100s repository=%.100s", l->name, f.name);

@@ -79,14 +79,12 @@ int hub_resolve(const struct hub *h, const char *text, struct hub_found *f, stru
     return 0;
 }
 
-int hub_resolve_name(const struct hub *h, const char *text, bool *is_name, struct hub_found *f, struct err *e)
+int hub_resolve_name(const struct hub *h, const char *text, struct hub_found *f, struct err *e)
 {
     struct repo_name r;
     *f = (struct hub_found){0};
     e->code = 0;
-    bool good = repo_parse(&r, text, h->endpoint, e);
-    *is_name = good || e->code;
-    if (good) return find(h, &r, f, e);
+    if (repo_parse(&r, text, h->endpoint, e)) return find(h, &r, f, e);
     return e->code ? e->code : err_set(e, ERR_INVALID, "%.200s is no name of the Hugging Face hub", text);
 }
 

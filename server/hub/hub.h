@@ -57,9 +57,8 @@ struct hub_found {
 /* @return 0; or an error code with *e: a name of the hub that is neither in the cache nor can be downloaded, a URL of
  * something else.  A path is returned as it is, whether or not it exists. */
 int hub_resolve(const struct hub *, const char *text, struct hub_found *, struct err *e);
-/* The same for what a client names: never a path.  *is_name: whether it has the form of a name or of a URL, good or not;
- * if it has not, ERR_INVALID. */
-int hub_resolve_name(const struct hub *, const char *text, bool *is_name, struct hub_found *, struct err *e);
+/* The same for what a client names: never a path; ERR_INVALID where it has not the form of a name. */
+int hub_resolve_name(const struct hub *, const char *text, struct hub_found *, struct err *e);
 void hub_found_free(struct hub_found *);
 /* Asks the hub what the name's revision is now, and downloads what of it is missing.  With a path: ERR_INVALID. */
 int hub_pull(const struct hub *, const char *text, struct hub_found *, struct err *e);

@@ -2,6 +2,7 @@
 #include "kernels/block.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 const char *block_error(const struct weight_src *s)
 {
@@ -25,6 +26,32 @@ bool block_codes_ok(const struct weight_src *s)
     return all >> s->block->bits == 0;
 }
 
+static const uint32_t *order_of(const struct weight_src *s)
+{
+    return s->t == DT_BLOCK ? s->block->order : NULL;
+}
+
+bool block_order_same(const struct weight_src *a, const struct weight_src *b)
+{
+    const uint32_t *x = order_of(a), *y = order_of(b);
+    return x == y || (x && y && a->cols == b->cols && !memcmp(x, y, (size_t)a->cols * sizeof *x));
+}
+
+bool block_order_ok(const struct weight_src *parts, int n_parts)
+{
+    const uint32_t *order = order_of(parts);
+    for (int i = 1; i < n_parts; i++)
+        if (!block_order_same(parts, parts + i)) return false;
+    if (!order) return true;
+    bool *seen = calloc((size_t)parts->cols, sizeof *seen), ok = seen;
+    for (int k = 0; ok && k < parts->cols; k++) {
+        ok = order[k] < (uint32_t)parts->cols && !seen[order[k]];
+        if (ok) seen[order[k]] = true;
+    }
+    free(seen);
+    return ok;
+}
+
 void block_row(const struct weight_src *s, int r, float *out)
 {
     const struct weight_block *b = s->block;
@@ -33,7 +60,7 @@ void block_row(const struct weight_src *s, int r, float *out)
         float scale = block_scale(s, r, g), minimum = block_minimum(s, r, g);
         for (int i = 0; i < b->group && k < s->cols; i++, k++) {
             float product = (float)b->value[code[k]] * scale;
-            out[k] = b->super_min ? product - minimum : product;
+            out[b->order ? b->order[k] : (uint32_t)k] = b->super_min ? product - minimum : product;
         }
     }
 }

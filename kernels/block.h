@@ -39,7 +39,11 @@ static inline float block_minimum(const struct weight_src *s, int r, int g)
 const char *block_error(const struct weight_src *s);
 /* @return whether every code is below 1 << bits. */
 bool block_codes_ok(const struct weight_src *s);
-/* The values of row r: out (cols). */
+/* @return whether the inputs of the two parts' columns have the same order; any other type than DT_BLOCK has none. */
+bool block_order_same(const struct weight_src *a, const struct weight_src *b);
+/* @return whether the parts of a weight have one order, which is a permutation, or none; false when out of memory. */
+bool block_order_ok(const struct weight_src *parts, int n_parts);
+/* The values of row r: out (cols), by input. */
 void block_row(const struct weight_src *s, int r, float *out);
 
 /* A DT_I4 part as a DT_BLOCK one of the same values, to be stacked with others. Points into itself: not to be moved. */

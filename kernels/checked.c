@@ -220,8 +220,8 @@ static bool check_head_norm(struct dev *d, const struct head_norm_args *a)
     need(a->head_dim > 0 && a->heads > 0 && a->col >= 0, "heads %d, head_dim %d, col %d", a->heads, a->head_dim,
          a->col);
     need((int64_t)a->col + (int64_t)a->heads * a->head_dim <= a->x.cols, "columns pass the end of x");
-    need(a->eps >= 0, "eps is %g", (double)a->eps);
-    return check_mat(d, op, "x", &a->x, a->x.rows, a->x.cols) && check_floats(d, op, "w", a->w);
+    return check_mat(d, op, "x", &a->x, a->x.rows, a->x.cols) &&
+           check_norm_tail(d, op, a->w, a->b, a->eps, a->kind, NULL, 0);
 }
 
 /* Checks the shapes that rope_kv and attn have in common. *shape: the cache's. */
@@ -432,11 +432,18 @@ static struct weight *checked_weight_pack(struct dev *d, const struct weight_src
         }
         rows += p->rows;
     }
+    if (n_parts > 0 && !block_order_ok(parts, n_parts)) {
+        dev_fail(d, "weight_pack", "the parts have different orders of columns, or one that is no permutation");
+        return NULL;
+    }
     struct weight *w = inner->ops->weight_pack(inner, parts, n_parts);
     take_error(d);
-    if (w &&
-        !made_add(d, w,
-                  (struct made){.rows = (int)rows, .cols = parts->cols, .t = parts->t, .gate_up = parts->gate_up})) {
+    if (w && !made_add(d, w,
+                       (struct made){.rows = (int)rows,
+                                     .cols = parts->cols,
+                                     .t = parts->t,
+                                     .gate_up = parts->gate_up,
+                                     .ordered = parts->t == DT_BLOCK && parts->block->order})) {
         inner->ops->weight_free(inner, w);
         return NULL;
     }

@@ -12,7 +12,7 @@ struct made {
     const void *object;
     int rows, cols; /* of a weight */
     enum dtype t;
-    bool gate_up, borrowed;
+    bool gate_up, borrowed, ordered; /* ordered: with an order of columns */
     struct kv_shape kv;
 };
 

@@ -25,6 +25,7 @@ static bool check_experts(struct dev *d, const char *op, const struct weight *co
         need(m->t == (*first)->t && m->rows == (*first)->rows && m->cols == (*first)->cols &&
                  m->gate_up == (*first)->gate_up,
              "w[%d] is of another type or shape than w[0]", e);
+        need(!m->ordered, "w[%d] has an order of columns", e);
     }
     need(start, "start is NULL");
     if (!(start = check_look(d, op, start, (size_t)n + 1))) return false;
@@ -72,15 +73,6 @@ bool check_combine(struct dev *d, const struct combine_args *a)
     if (!a->shared.p) return true;
     if (!check_mat(d, op, "shared", &a->shared, T, C)) return false;
     return (a->shared.p == a->y.p && a->shared.ld == a->y.ld) || check_apart(d, op, &a->y, &a->shared);
-}
-
-bool check_experts_linear_back(struct dev *d, const struct experts_linear_back_args *a)
-{
-    const char *op = "experts_linear_back";
-    const struct made *w = NULL;
-    int R = a->dy.rows;
-    return check_experts(d, op, a->w, a->start, a->n, R, &w) && check_mat(d, op, "dy", &a->dy, R, w->rows) &&
-           check_mat(d, op, "dx", &a->dx, R, w->cols) && check_apart(d, op, &a->dx, &a->dy);
 }
 
 static bool same_or_apart(struct dev *d, const char *op, const struct mat *a, const struct mat *b)

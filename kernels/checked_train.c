@@ -102,8 +102,10 @@ bool check_head_norm_back(struct dev *d, const struct head_norm_back_args *a)
          a->col);
     need((int64_t)a->col + (int64_t)a->heads * a->head_dim <= a->x.cols, "columns pass the end of x");
     need(a->eps >= 0, "eps is %g", (double)a->eps);
+    need((unsigned)a->kind <= NORM_LAYER, "kind is %d", a->kind);
     return check_mat(d, op, "x", &a->x, a->x.rows, a->x.cols) && check_mat(d, op, "dx", &a->dx, a->x.rows, a->x.cols) &&
-           check_apart(d, op, &a->dx, &a->x) && check_floats(d, op, "w", a->w) && check_gradient(d, op, "dw", a->dw);
+           check_apart(d, op, &a->dx, &a->x) && check_floats(d, op, "w", a->w) &&
+           check_gradient(d, op, "dw", a->dw) && check_gradient(d, op, "db", a->db);
 }
 
 bool check_act_mul_back(struct dev *d, const struct act_mul_back_args *a)

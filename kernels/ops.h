@@ -75,8 +75,11 @@ struct weight_src {
  *     scale[r][g] = super_scale[r][s] * sub_scale[r][g],  minimum[r][g] = super_min[r][s] * sub_min[r][g],
  *                   s = g * group / super
  *
- * each operation rounded to f32. Parts of one weight may differ in everything here. A row's last group and last super
- * group may be short. */
+ * each operation rounded to f32. Parts of one weight may differ in everything here but the order. A row's last group
+ * and last super group may be short.
+ *
+ * With an order (GPTQ's act-order), k counts the columns as they are stored: column k is the weight of input order[k].
+ * The device stores them so, and puts x into that order before it quantises it. Weights of experts have none. */
 struct weight_block {
     int bits;                 /* 2..8: codes are below 1 << bits */
     const int8_t *value;      /* [1 << bits] what each code stands for */
@@ -86,6 +89,7 @@ struct weight_block {
     const float *super_scale; /* [rows][ceil(cols / super)] */
     const uint8_t *sub_min;   /* as sub_scale; NULL: all 1 */
     const float *super_min;   /* as super_scale; NULL: no minimum, and sub_min is NULL too */
+    const uint32_t *order;    /* [cols] a permutation of the inputs, the same in all parts; NULL: k is the input */
 };
 
 struct weight; /* packed in the device's own layout; opaque */
@@ -212,8 +216,9 @@ struct route_args {
 };
 
 /* linear for rows sorted by expert: rows start[e] .. start[e + 1] - 1 of y = those of x W_e^T + b_e.  x (R, K), y (R,
- * N); w: n packed weights (N, K) of one type and group, in host memory; b (n, N) f32 or NULL; start (n + 1) from route,
- * from 0 to R.  With gate_up weights y is (R, 2F).  On the cpu device the bits are those of linear. */
+ * N); w: n packed weights (N, K) of one type and group, without an order of columns, in host memory; b (n, N) f32 or
+ * NULL; start (n + 1) from route, from 0 to R.  With gate_up weights y is (R, 2F).  On the cpu device the bits are
+ * those of linear. */
 struct experts_linear_args {
     struct mat y, x;
     const struct weight *const *w;
@@ -243,13 +248,16 @@ struct combine_args {
     struct mat shared, gate;
 };
 
-/* In place on the columns [col, col + heads * head_dim) of x: each head's slice h of each row becomes
- * h / sqrt(mean(h^2) + eps) * w, w (head_dim) f32.   (Qwen3's q/k norm.) */
+/* In place on the columns [col, col + heads * head_dim) of x: norm of each head's slice of each row (the norms of q and
+ * k).  w, b (head_dim) f32, or with by_head (heads, head_dim): those of each head; b NULL for none. */
 struct head_norm_args {
     struct mat x;
     int col, heads, head_dim;
     const float *w;
     float eps;
+    enum norm_kind kind;
+    const float *b;
+    bool by_head;
 };
 
 /* qkv (T, (heads + 2 kv_heads) * head_dim), q then k then v.  Rotates the first `rot` features of each q and k head
@@ -438,8 +446,6 @@ struct dev_ops {
      * memory or unsupported (cols of nf4 no multiple of 64, groups of fp8 none of 16; a struct weight_block
      * that block_error of block.h refuses; on cpu also an int8 weight of -128, or int8 rows longer than 2^16). */
     struct weight *(*weight_pack)(struct dev *, const struct weight_src *parts, int n_parts);
-    bool packs_block; /* weight_pack takes DT_BLOCK */
-    bool packs_f8;    /* weight_pack takes DT_F8 */
     void (*weight_free)(struct dev *, struct weight *);
     /* Overwrites a weight of floats with other values of the same shape: f32 parts, rounded to the weight's type;
      * or, when `chunks` divides the weight into ranges of about equal size, only range number `chunk`. The weight

@@ -57,15 +57,6 @@ struct lora_args {
     int n_groups;
 };
 
-/* linear_back for rows sorted by expert: rows start[e] .. start[e + 1] - 1 of dx = those of dy W_e.  As in
- * experts_linear; dy (R, N), dx (R, K); the rounding is that of linear_back. */
-struct experts_linear_back_args {
-    struct mat dx, dy;
-    const struct weight *const *w;
-    const int32_t *start;
-    int n;
-};
-
 /* The gradients through combine, of all that it read: dx (R, C), which may be x, dweight (T, k), and where they are set
  * dshared (T, C), which may be dy or shared, and dgate (T, 1). */
 struct combine_back_args {
@@ -139,13 +130,17 @@ struct attn_back_args {
 };
 
 /* In place on columns [col, col + heads * head_dim) of dx: on entry the gradient with respect to head_norm's output,
- * on return with respect to its input. x: head_norm's input (before it ran in place). dw (D). */
+ * on return with respect to its input. x: head_norm's input (before it ran in place). dw, db (D), or with by_head
+ * (heads, D). */
 struct head_norm_back_args {
     struct mat dx, x;
     int col, heads, head_dim;
     const float *w;
-    float eps; /* as head_norm's */
+    float eps; /* as head_norm's, and so kind and by_head */
     float *dw;
+    enum norm_kind kind;
+    float *db;
+    bool by_head;
 };
 
 /* dgu (T, 2F) = the gradient through act_mul; dy (T, F).  dgu may be gu.  Of a clamped value beyond its bounds: 0. */
@@ -229,7 +224,6 @@ struct axpby_args {
 #define TRAIN_OPS(X)                                                                                                   \
     X(gemm)                                                                                                            \
     X(linear_back)                                                                                                     \
-    X(experts_linear_back)                                                                                             \
     X(combine_back)                                                                                                    \
     X(route_back)                                                                                                      \
     X(lora)                                                                                                            \

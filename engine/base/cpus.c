@@ -1,5 +1,8 @@
 #include "engine/base/cpus.h"
 
+#include "engine/base/cgroup.h"
+
+#include <math.h>
 #include <sched.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -31,4 +34,12 @@ int cpus_parse(struct cpus *s, const char *text, struct err *e)
         p = *end ? end + 1 : end;
     }
     return 0;
+}
+
+int cpus_available(void)
+{
+    cpu_set_t allowed;
+    int n = sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
+    double limit = cgroup_processor_limit("");
+    return limit > 0 && limit < n ? (int)ceil(limit) : n;
 }

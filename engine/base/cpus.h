@@ -14,4 +14,8 @@ struct cpus {
  * on. */
 int cpus_parse(struct cpus *, const char *text, struct err *e);
 
+/* @return the number of compute threads that this process should have: of the processors it may run on, as many as its
+ * control groups give it time for, rounded up.  More would be halted together when the time is used up. */
+int cpus_available(void);
+
 #endif

@@ -19,6 +19,9 @@ struct bench_system {
 
 void bench_system_read(struct bench_system *);
 
+/* @return whether a device opens; false: why says why not. */
+bool bench_opens(const char *device, char why[160]);
+
 struct dev;
 
 /* dev_ceilings with the largest buffer that fits in memory.  @return 0 or ERR_NOMEM. */

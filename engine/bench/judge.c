@@ -27,9 +27,10 @@ double bench_percentile(const double *v, int n, double q)
 /* below this fraction of both ceilings the bound is overhead */
 static const double OVERHEAD_BELOW = 0.4;
 
+/* "block": a GGUF file's types, which are multiplied as integers */
 static bool is_integer(const char *weight_type)
 {
-    return strncmp(weight_type, "int", 3) == 0;
+    return strncmp(weight_type, "int", 3) == 0 || strcmp(weight_type, "block") == 0;
 }
 
 /* The rate of the best unit for weights of this type. */

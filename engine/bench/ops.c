@@ -4,6 +4,7 @@
 #include "engine/bench/bench.h"
 
 #include "engine/base/clock.h"
+#include "engine/base/cpus.h"
 #include "engine/base/mem.h"
 #include "kernels/ops.h"
 
@@ -584,7 +585,7 @@ static void bench_train_moves(struct bench_all *b)
 int bench_ops(const char *device, int threads, const char *filter, const struct bench_ops_sink *sink, struct err *e)
 {
     char why[160], name[32];
-    struct dev_config dc = {.name = device, .threads = threads};
+    struct dev_config dc = {.name = device, .threads = threads ? threads : cpus_available()};
     struct bench_all b = {.d = dev_open(&dc, why), .filter = filter && *filter ? filter : NULL, .sink = sink};
     if (!b.d) return err_set(e, ERR_UNSUPPORTED, "device %s: %s", device ? device : "cpu", why);
     b.d->bf16_x = b.d->ops->bf16_units; /* the default when serving */

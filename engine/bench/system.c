@@ -89,6 +89,14 @@ void bench_system_read(struct bench_system *s)
     dev_close(best);
 }
 
+bool bench_opens(const char *device, char why[160])
+{
+    struct dev *d = dev_open(&(struct dev_config){.name = device, .threads = 1}, why);
+    bool opens = d != NULL;
+    dev_close(d);
+    return opens;
+}
+
 int bench_measure(struct dev *d, struct ceilings *out, struct err *e)
 {
     size_t bytes = CEILINGS_READ_WANTED, room = memory_available() / 2;

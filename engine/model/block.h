@@ -17,10 +17,11 @@ enum block_norms {
     NORMS_PARALLEL_TWO, /* x += s attention(norm(x)) + s feed_forward(norm2(x)) */
 };
 
-/* Norms of q and k, before rope. */
+/* Norms of q and k, before rope: of the model's kind. */
 enum block_qk_norm {
     QK_NORM_NONE,
     QK_NORM_HEADS, /* of each head, with one weight for all heads */
+    QK_NORM_APART, /* of each head, with a weight for each, in a module of its own */
     QK_NORM_WHOLE, /* of all heads together */
 };
 
@@ -52,6 +53,11 @@ struct block {
 static inline bool block_norm_before(const struct block *b)
 {
     return b->norms != NORMS_AFTER && b->norms != NORMS_SUM;
+}
+
+static inline bool block_norms_heads(const struct block *b)
+{
+    return b->qk_norm == QK_NORM_HEADS || b->qk_norm == QK_NORM_APART;
 }
 
 /* Whether attention and the feed-forward have the same input. */

@@ -1,7 +1,10 @@
 #include "engine/model/calibrate.h"
 
+#include "engine/base/check.h"
+#include "engine/base/cpus.h"
 #include "engine/base/levels.h"
 #include "engine/base/mem.h"
+#include "engine/base/meminfo.h"
 #include "engine/model/tensors.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "kernels/rng.h"
@@ -162,32 +165,79 @@ struct tap {
     struct dev_ops ops; /* first: the device's ops pointer points to this struct */
     const struct dev_ops *inner;
     const struct model *m;
-    struct moments *v;
-    float *host; /* rows of one input */
+    struct moments *v; /* by number of the GEMM; h NULL: it has seen no row */
+    float *host;       /* rows of one input */
     size_t host_cap;
+    int32_t start[EXPERTS_MAX + 1];
 };
 
-static int product_of(const struct model *m, const struct weight *w)
+static void add(struct tap *t, int gemm, const float *x, const struct mat *shape, int rows, int threads)
+{
+    struct moments *m = &t->v[gemm];
+    if (!rows) return;
+    if (!m->h) moments_open(m, shape->cols);
+    moments_add(m, x, rows, shape->ld, threads);
+}
+
+/* -1: not one whose weight is quantised, as a router. */
+static int gemm_of(const struct model *m, const struct weight *w)
 {
     for (int l = 0; l < m->c.layers; l++) {
         const struct layer_weights *lw = &m->w.layer[l];
-        const struct weight *all[4] = {lw->qkv, lw->o, lw->up, lw->down};
-        for (int i = 0; i < 4; i++)
-            if (all[i] == w) return 4 * l + i;
+        const struct weight *all[LAYER_GEMMS] = {
+            [GEMM_QKV] = lw->qkv, [GEMM_O] = lw->o, [GEMM_UP] = lw->up, [GEMM_DOWN] = lw->down};
+        for (int i = 0; i < LAYER_GEMMS; i++)
+            if (all[i] == w) return LAYER_GEMMS * l + i;
     }
-    return 4 * m->c.layers;
+    return w == m->w.head ? LAYER_GEMMS * m->c.layers : -1;
+}
+
+/* That of the first expert; those of the others follow, each two further. */
+static int experts_gemm_of(const struct model *m, const struct weight *const *w)
+{
+    for (int l = 0; l < m->c.layers; l++) {
+        const struct layer_weights *lw = &m->w.layer[l];
+        if ((const struct weight *const *)lw->expert_up == w) return tensors_expert_gemm(&m->c, l, 0, false);
+        if ((const struct weight *const *)lw->expert_down == w) return tensors_expert_gemm(&m->c, l, 0, true);
+    }
+    CHECK(false);
+    return -1;
+}
+
+static struct tap *tap_of(struct dev *d)
+{
+    return (struct tap *)(void *)d->ops; /* not const: calibrate made it */
+}
+
+/* Copies the rows to t->host.  @return false: the device has failed, and run_step's finish reports the error. */
+static bool fetch(struct tap *t, struct dev *d, const struct mat *x)
+{
+    size_t floats = x->rows ? (size_t)(x->rows - 1) * (size_t)x->ld + (size_t)x->cols : 0;
+    mem_grow(&t->host, &t->host_cap, floats, sizeof *t->host);
+    if (t->inner->finish(d)) return false;
+    t->inner->download(d, t->host, x->p, floats * sizeof *t->host);
+    return !d->error.op;
 }
 
 static const struct dev_ops *listen(struct dev *d, const struct mat *x, const struct weight *w)
 {
-    struct tap *t = (struct tap *)(void *)d->ops; /* not const: calibrate made it */
-    size_t floats = x->rows ? (size_t)(x->rows - 1) * (size_t)x->ld + (size_t)x->cols : 0;
-    mem_grow(&t->host, &t->host_cap, floats, sizeof *t->host);
-    if (t->inner->finish(d) == 0) {
-        t->inner->download(d, t->host, x->p, floats * sizeof *t->host);
-        if (!d->error.op) /* else run_step's finish reports the error */
-            moments_add(&t->v[product_of(t->m, w)], t->host, x->rows, x->ld, d->threads);
-    }
+    struct tap *t = tap_of(d);
+    int gemm = gemm_of(t->m, w);
+    if (gemm >= 0 && fetch(t, d, x)) add(t, gemm, t->host, x, x->rows, d->threads);
+    return t->inner;
+}
+
+/* Each expert's rows: start (n + 1) is on the device. */
+static const struct dev_ops *listen_experts(struct dev *d, const struct mat *x, const struct weight *const *w,
+                                            const int32_t *start, int n)
+{
+    struct tap *t = tap_of(d);
+    int first = experts_gemm_of(t->m, w);
+    if (!fetch(t, d, x)) return t->inner;
+    t->inner->download(d, t->start, start, ((size_t)n + 1) * sizeof *t->start);
+    for (int e = 0; e < n && !d->error.op; e++)
+        add(t, first + 2 * e, t->host + (size_t)t->start[e] * (size_t)x->ld, x, t->start[e + 1] - t->start[e],
+            d->threads);
     return t->inner;
 }
 
@@ -201,11 +251,14 @@ static void tap_gate_up(struct dev *d, const struct gate_up_args *a)
     listen(d, &a->x, a->w)->gate_up(d, a);
 }
 
-static int gemm_cols(const struct model_config *c, int gemm)
+static void tap_experts_linear(struct dev *d, const struct experts_linear_args *a)
 {
-    int i = gemm % 4;
-    if (gemm == 4 * c->layers || i == 0 || i == 2) return c->hidden;
-    return i == 1 ? c->heads * c->head_dim : c->inter;
+    listen_experts(d, &a->x, a->w, a->start, a->n)->experts_linear(d, a);
+}
+
+static void tap_experts_gate_up(struct dev *d, const struct experts_gate_up_args *a)
+{
+    listen_experts(d, &a->x, a->w, a->start, a->n)->experts_gate_up(d, a);
 }
 
 /* ---- running it ---- */
@@ -224,7 +277,7 @@ struct run {
 
 static void run_close(struct run *r)
 {
-    for (int i = 0; r->tap.v && i <= 4 * r->m.c.layers; i++) moments_close(&r->tap.v[i]);
+    for (int i = 0; r->tap.v && i < tensors_gemms(&r->m.c); i++) moments_close(&r->tap.v[i]);
     free(r->tap.v);
     free(r->tap.host);
     if (r->m.d) {
@@ -237,15 +290,31 @@ static void run_close(struct run *r)
     free(r->logits);
 }
 
+/* Moments and feedback of all GEMMs fit in memory. */
+static int check_memory(const struct model_config *c, struct err *e)
+{
+    const double GIB = 1024.0 * 1024 * 1024;
+    struct tensors t = tensors_of(c, NULL);
+    double floats = 0, room = (double)memory_available();
+    for (int i = 0; i < tensors_stacks(c); i++) {
+        struct stack s;
+        tensors_stack(&t, i, &s);
+        if (s.n && s.gemm >= 0) floats += 2.0 * (double)block_floats(s.cols); /* moments are closed one by one */
+    }
+    if (floats * sizeof(float) < 0.95 * room) return 0;
+    return err_set(e, ERR_NOMEM, "calibrating needs %.2f GiB for the statistics of %d matrices, %.2f GiB are available",
+                   floats * sizeof(float) / GIB, tensors_gemms(c), room / GIB);
+}
+
 /* n texts of up to `len` tokens, each with its own pages */
 static int run_open(struct run *r, const char *dir, const char *device, int threads, int n, int len, struct err *e)
 {
     *r = (struct run){0};
-    int rc = model_load(&r->m, dir, device, threads, NULL, false, e);
+    int rc = model_load(&r->m, dir, device, threads ? threads : cpus_available(), NULL, false, e);
     if (rc) return rc;
     if (r->m.c.quant.name[0]) return err_set(e, ERR_INVALID, "%s is quantised to %s already", dir, r->m.c.quant.name);
-    if (model_experts(&r->m.c).count)
-        return err_set(e, ERR_UNSUPPORTED, "%s has experts; calibrating such models is not supported", dir);
+    rc = check_memory(&r->m.c, e);
+    if (rc) return rc;
     r->len = len < r->m.c.max_len ? len : r->m.c.max_len;
     int each = (r->len + KV_PAGE - 1) / KV_PAGE;
     struct model_reserve reserve = {n * each, r->len, STEP, STEP, DT_F32};
@@ -263,11 +332,14 @@ static int run_open(struct run *r, const char *dir, const char *device, int thre
                                             .n_pages = each,
                                             .rope_row = rope_first_row(r->m.c.near_len, r->len)};
     r->tap = (struct tap){.ops = *r->m.d->ops, .inner = r->m.d->ops, .m = &r->m};
-    r->tap.v = mem_array((size_t)r->m.c.layers * 4 + 1, sizeof *r->tap.v);
-    for (int i = 0; i <= 4 * r->m.c.layers; i++) moments_open(&r->tap.v[i], gemm_cols(&r->m.c, i));
+    r->tap.v = mem_array((size_t)tensors_gemms(&r->m.c), sizeof *r->tap.v);
     r->tap.ops.replay = NULL; /* every GEMM must be intercepted, so no step is replayed */
     r->tap.ops.linear = tap_linear;
-    if (r->tap.ops.fused_gate_up) r->tap.ops.gate_up = tap_gate_up; /* else gate and up use the linear op */
+    r->tap.ops.experts_linear = tap_experts_linear;
+    if (r->tap.ops.fused_gate_up) { /* else gate and up use these */
+        r->tap.ops.gate_up = tap_gate_up;
+        r->tap.ops.experts_gate_up = tap_experts_gate_up;
+    }
     r->m.d->ops = &r->tap.ops;
     return 0;
 }
@@ -289,7 +361,7 @@ static int run_step(struct run *r, int n, struct err *e)
 
 static double damp_of(const struct model_config *c, int gemm)
 {
-    return gemm == 4 * c->layers && c->tied ? DAMP_TIED : DAMP;
+    return gemm == LAYER_GEMMS * c->layers && c->tied ? DAMP_TIED : DAMP;
 }
 
 struct factor_job {
@@ -303,7 +375,7 @@ static void *factor_work(void *arg)
     struct factor_job *j = arg;
     int i;
     while ((i = atomic_fetch_add(&j->next, 1)) < j->out->n) {
-        feedback_open(&j->out->v[i], &j->r->tap.v[i], damp_of(&j->r->m.c, i));
+        if (j->r->tap.v[i].h) feedback_open(&j->out->v[i], &j->r->tap.v[i], damp_of(&j->r->m.c, i));
         moments_close(&j->r->tap.v[i]); /* large */
     }
     return NULL;
@@ -311,7 +383,13 @@ static void *factor_work(void *arg)
 
 static void run_result(struct run *r, struct calibration *out)
 {
-    *out = (struct calibration){.n = 4 * r->m.c.layers + 1, .tokens = r->tap.v[0].rows};
+    const struct model_config *c = &r->m.c;
+    *out = (struct calibration){.n = tensors_gemms(c), .tokens = r->tap.v[0].rows};
+    for (int l = 0; l < c->layers; l++)
+        for (int e = 0; e < model_block(c, l)->experts.count; e++) {
+            out->experts++;
+            out->unseen += !r->tap.v[tensors_expert_gemm(c, l, e, false)].h;
+        }
     out->v = mem_array((size_t)out->n, sizeof *out->v);
     on_threads(r->m.d->threads, factor_work, &(struct factor_job){.r = r, .out = out});
 }
@@ -423,5 +501,5 @@ void calibration_close(struct calibration *c)
 
 const struct feedback *calibration_feedback(const struct calibration *c, int gemm)
 {
-    return c && gemm >= 0 && gemm < c->n ? &c->v[gemm] : NULL;
+    return c && gemm >= 0 && gemm < c->n && c->v[gemm].h ? &c->v[gemm] : NULL;
 }

@@ -2,7 +2,8 @@
  * matters.
  *
  * The unquantised model runs over a text, a given one or one it generates, and for every GEMM (`gemm` of struct
- * stack) H = X^T X is summed over the rows x of its input.  The error feedback of quantize.c is computed from H.
+ * stack) H = X^T X is summed over the rows x of its input; of an expert's GEMM over the rows of the tokens that chose
+ * the expert.  The error feedback of quantize.c is computed from H.
  * Columns are processed in blocks of at most FEEDBACK_BLOCK and H between blocks is taken as zero, so memory and time
  * grow linearly with the width, not with its square.
  *
@@ -42,21 +43,23 @@ void feedback_close(struct feedback *);
 #define DAMP_TIED 2.0
 
 struct calibration {
-    int n; /* GEMMs: 4 * layers + 1 */
+    int n; /* tensors_gemms */
     struct feedback *v;
     int64_t tokens;
+    int experts, unseen; /* experts of all layers; those that no token chose, whose GEMMs have no feedback */
 };
 
 /* Calibrates on a text, of which at most CALIBRATE_TOKENS tokens are read.  ERR_INVALID when it has fewer than 2 tokens
- * or the model's outputs are not finite. */
+ * or the model's outputs are not finite; ERR_NOMEM when the statistics of all GEMMs do not fit in memory. */
 enum { CALIBRATE_TOKENS = 32768 };
 int calibration_from_text(struct calibration *, const char *dir, const char *device, int threads, const char *text,
                           size_t n, struct err *e);
 /* Calibrates on text that the model generates: 64 texts, each from a random first token, sampled from the model's
  * distribution.  The text is the same on every call. */
 int calibration_from_itself(struct calibration *, const char *dir, const char *device, int threads, struct err *e);
-/* The default for quantising to `type` (an enum dtype): calibration_from_itself for a small model, else none (n == 0).
- * It runs on the cpu device whatever device the model will run on, so that the quantised weights are the same on all.
+/* The default for quantising to `type` (an enum dtype): calibration_from_itself for a small model without experts, else
+ * none (n == 0).  It runs on the cpu device whatever device the model will run on, so that the quantised weights are
+ * the same on all.
  */
 int calibration_default(struct calibration *, const char *dir, const struct model_config *, int type, int threads,
                         struct err *e);

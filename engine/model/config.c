@@ -250,7 +250,8 @@ static bool switch_default(const struct family_switch *s, const struct model_con
     case SWITCH_ATTENTION_BIAS:
     case SWITCH_QKV_BIAS: return l->qkv_bias;
     case SWITCH_MLP_BIAS: return l->mlp_bias;
-    case SWITCH_NORM_BIAS: return false;
+    case SWITCH_NORM_BIAS:
+    case SWITCH_QK_NORM: return false;
     case SWITCH_PARALLEL: return l->norms == l->parallel;
     case SWITCH_OFF: return false;
     case SWITCH_ON: return true;
@@ -268,6 +269,7 @@ static void read_switch(struct fields *f, const struct family_switch *s, struct 
     case SWITCH_QKV_BIAS: c->qkv_bias = on; break;
     case SWITCH_MLP_BIAS: c->mlp_bias = on; break;
     case SWITCH_NORM_BIAS: c->norm_bias = on; break;
+    case SWITCH_QK_NORM: b->qk_norm = on ? c->family->layer.qk_norm : QK_NORM_NONE; break;
     case SWITCH_PARALLEL: b->norms = on ? c->family->layer.parallel : NORMS_BEFORE; break;
     case SWITCH_OFF:
         if (on) f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: %s is not supported", s->name);

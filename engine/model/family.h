@@ -34,6 +34,7 @@ enum family_switch_use {
     SWITCH_MLP_BIAS,       /* the feed-forward's linear layers have biases */
     SWITCH_PARALLEL,       /* the norms are family_layer.parallel; false: NORMS_BEFORE */
     SWITCH_NORM_BIAS,      /* the norms have biases */
+    SWITCH_QK_NORM,        /* q and k have the norms family_layer.qk_norm; false: none */
     SWITCH_OFF,            /* true is refused */
     SWITCH_ON,             /* false is refused */
 };

@@ -365,6 +365,26 @@ static void *to_block(const struct tensor *t, struct weight_src *src)
     return m;
 }
 
+bool fused_is_mxfp4(const struct tensor *t)
+{
+    return t->form && t->form->slice && t->form->slice->scales;
+}
+
+/* The stored blocks have the codes of neighbours in a byte, those of GGUF files codes that are half a block apart. */
+void fused_mxfp4_row(const struct tensor *t, int r, uint8_t *out)
+{
+    const struct expert_slice *s = t->form->slice;
+    size_t groups = (size_t)t->dims[1] / MX_GROUP, from = s->first + (size_t)r * s->step;
+    const uint8_t *block = (const uint8_t *)t->data + from * groups * MX_BYTES, *scale = s->scales + from * groups;
+    for (size_t g = 0; g < groups; g++, block += MX_BYTES) {
+        *out++ = scale[g];
+        for (int k = 0; k < MX_BYTES; k++) {
+            int low = block[k / 2] >> k % 2 * 4 & 15, high = block[(k + MX_BYTES) / 2] >> k % 2 * 4 & 15;
+            *out++ = (uint8_t)(low | high << 4);
+        }
+    }
+}
+
 int fused_matrix(const struct tensor *t, const struct matrix_slot *slot, struct weight_src *src, void **owned,
                  struct err *e)
 {

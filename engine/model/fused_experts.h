@@ -44,4 +44,8 @@ struct tensor_source *fused_experts_source(struct tensor_source *inner, const st
 int fused_matrix(const struct tensor *t, const struct matrix_slot *slot, struct weight_src *src, void **owned,
                  struct err *e);
 
+/* Whether it is an expert's matrix of MXFP4, and row r of it in the blocks of GGUF files (gguf_blocks.h, GGML_MXFP4). */
+bool fused_is_mxfp4(const struct tensor *t);
+void fused_mxfp4_row(const struct tensor *t, int r, uint8_t *out);
+
 #endif

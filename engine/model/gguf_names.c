@@ -74,6 +74,20 @@ static const struct gguf_name olmo2_rows[] = {
     {"ffn_down", "mlp.down_proj"},
     {0},
 };
+static const struct gguf_name stablelm_rows[] = {
+    {"attn_norm", "input_layernorm"},
+    {"ffn_norm", "post_attention_layernorm"},
+    {"attn_q", "self_attn.q_proj"},
+    {"attn_k", "self_attn.k_proj"},
+    {"attn_v", "self_attn.v_proj"},
+    {"attn_output", "self_attn.o_proj"},
+    {"attn_q_norm", "self_attn.q_layernorm.norms.%d", GGUF_STACKED},
+    {"attn_k_norm", "self_attn.k_layernorm.norms.%d", GGUF_STACKED},
+    {"ffn_gate", "mlp.gate_proj"},
+    {"ffn_up", "mlp.up_proj"},
+    {"ffn_down", "mlp.down_proj"},
+    {0},
+};
 static const struct gguf_name gpt_neox_rows[] = {
     {"attn_norm", "input_layernorm"},
     {"ffn_norm", "post_attention_layernorm"},
@@ -155,6 +169,7 @@ static const struct gguf_names tables[] = {
     {"olmoe", "model.layers", qwen_moe_rows, model_rows},
     {"gpt_oss", "model.layers", gpt_oss_rows, model_rows},
     {"olmo2", "model.layers", olmo2_rows, model_rows},
+    {"stablelm", "model.layers", stablelm_rows, model_rows},
     {"gpt_neox", "gpt_neox.layers", gpt_neox_rows, gpt_neox_model_rows},
 };
 
@@ -199,11 +214,13 @@ const struct gguf_name *gguf_name_find(const struct gguf_names *names, const cha
     if (at && layer >= 0) at += *at == '.';
     if (!at || !suffix || suffix < at) return NULL;
     for (const struct gguf_name *r = layer >= 0 ? names->layer : names->model; r->gguf; r++) {
-        if (!is_module(r->module, at, (size_t)(suffix - at), expert)) continue;
+        bool bare = r->flags & GGUF_BARE_END;
+        if (!is_module(r->module, at, bare ? strlen(at) : (size_t)(suffix - at), expert)) continue;
+        const char *end = bare ? ".weight" : suffix;
         if (layer >= 0)
-            snprintf(out, GGUF_NAME_MAX, "blk.%d.%s%s", layer, r->gguf, suffix);
+            snprintf(out, GGUF_NAME_MAX, "blk.%d.%s%s", layer, r->gguf, end);
         else
-            snprintf(out, GGUF_NAME_MAX, "%s%s", r->gguf, suffix);
+            snprintf(out, GGUF_NAME_MAX, "%s%s", r->gguf, end);
         return r;
     }
     return NULL;

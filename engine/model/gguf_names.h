@@ -12,7 +12,7 @@ enum gguf_name_flags {
     GGUF_PLUS_ONE = 4,   /* a norm stored as 1 + w */
     GGUF_TRANSPOSED = 8, /* stored [outputs][inputs], by the family's own files [inputs][outputs] */
     GGUF_THIRDS = 16,    /* rows of all heads' q, then k, then v; by the family's own files q, k and v of each head */
-    GGUF_STACKED = 32,   /* one tensor with all experts, the expert its slowest dimension; the module has a %d */
+    GGUF_STACKED = 32,   /* one tensor with all experts, or heads, their number its slowest dimension; the module has a %d */
     GGUF_ONE_ROW = 64,   /* stored as a vector, by the family's own files a matrix of one row */
     GGUF_BARE_END = 128  /* by the family's own files without ".weight" */
 };

@@ -37,15 +37,28 @@ const struct weight *layer_up(const struct layer *l)
     return l->b->experts.count ? l->w->router : l->w->up;
 }
 
+static struct head_norm_args norm_of_heads(const struct layer *l, struct mat qkv, int col, int heads, struct layer_norm n)
+{
+    return (struct head_norm_args){.x = qkv,
+                                   .col = col,
+                                   .heads = heads,
+                                   .head_dim = l->c->head_dim,
+                                   .w = n.w,
+                                   .eps = l->c->eps,
+                                   .kind = l->c->norm,
+                                   .b = n.b,
+                                   .by_head = l->b->qk_norm == QK_NORM_APART};
+}
+
 struct head_norm_args layer_q_norm(const struct layer *l, struct mat qkv)
 {
-    return (struct head_norm_args){qkv, 0, l->c->heads, l->c->head_dim, l->w->q_norm, l->c->eps};
+    return norm_of_heads(l, qkv, 0, l->c->heads, (struct layer_norm){l->w->q_norm, l->w->q_norm_b});
 }
 
 struct head_norm_args layer_k_norm(const struct layer *l, struct mat qkv)
 {
-    int q = l->c->heads * l->c->head_dim;
-    return (struct head_norm_args){qkv, q, l->c->kv_heads, l->c->head_dim, l->w->k_norm, l->c->eps};
+    struct layer_norm n = {l->w->k_norm, l->w->k_norm_b};
+    return norm_of_heads(l, qkv, l->c->heads * l->c->head_dim, l->c->kv_heads, n);
 }
 
 static struct norm_args norm_of_columns(const struct layer *l, struct mat qkv, int col, int n, const float *w)

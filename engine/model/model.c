@@ -59,7 +59,7 @@ static void attention(struct model *m, const struct step_batch *b, const struct 
 
     op_linear(m->d, (struct linear_args){qkv, h, l->w->qkv, l->w->qkv_b});
     adapt(m, b, l->index, GEMM_QKV, qkv, h);
-    if (l->b->qk_norm == QK_NORM_HEADS) {
+    if (block_norms_heads(l->b)) {
         op_head_norm(m->d, layer_q_norm(l, qkv));
         op_head_norm(m->d, layer_k_norm(l, qkv));
     } else if (l->b->qk_norm == QK_NORM_WHOLE) {

@@ -45,15 +45,16 @@ static int open_model(struct model *m, const struct model_options *o, const stru
     enum dtype quantize = DT_NONE;
     struct calibration calibration = {0};
     struct quantize_how how = {.nearest = o->quantize && strstr(o->quantize, "-nearest")};
+    int threads = o->threads ? o->threads : cpus->n ? cpus->n : cpus_available();
     struct dev_config dc = {.name = o->device,
-                            .threads = !o->threads && cpus->n ? cpus->n : o->threads,
+                            .threads = threads,
                             .memory_bytes = o->gpu_memory_bytes,
                             .memory_fraction = o->gpu_memory_fraction};
     int rc = parse_quantize(o->quantize, &quantize, e);
     how.type = quantize;
     if (!rc) rc = model_config_read(o->dir, &mc, e);
     if (!rc && !how.nearest && !o->no_calibration)
-        rc = calibration_default(&calibration, o->dir, &mc, quantize, o->threads, e);
+        rc = calibration_default(&calibration, o->dir, &mc, quantize, threads, e);
     how.calibration = &calibration;
     if (!rc) rc = model_open(m, o->dir, &dc, &how, o->verify_weights, e);
     calibration_close(&calibration);

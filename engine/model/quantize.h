@@ -51,6 +51,11 @@ struct quantize_text {
     size_t n;
 };
 
+/* Of the calibration; zeros without one. */
+struct quantize_summary {
+    int experts, unseen; /* experts of all layers; those that no token chose: rounded without calibration */
+};
+
 struct quantize_options {
     const char *type;                      /* "int8", "int4" or "nf4" (bitsandbytes' format; layout is ignored) */
     const char *layout;                    /* NULL or "packed": as the cpu device computes with it, mapped when served;
@@ -59,6 +64,7 @@ struct quantize_options {
     bool no_calibration;                   /* no default calibration either */
     void (*progress)(void *arg, int done, int total); /* matrices; may be NULL */
     void *arg;
+    struct quantize_summary *summary; /* filled when the model was calibrated; may be NULL */
 };
 
 /* Reads the model in `dir` and writes `out` (created; must not hold a model yet): quantised matrices, the other tensors
@@ -66,9 +72,10 @@ struct quantize_options {
  * holds either the whole model or no model.safetensors. */
 int quantize_model(const char *dir, const char *out, const struct quantize_options *, struct err *e);
 
-/* Reads the model in `dir` and writes the GGUF file `out`, which must not exist: matrices of whole blocks in options->type,
- * "q8_0" or "q4_0", embedding and head in q8_0, the other tensors as floats, configuration and tokenizer as keys.  Keeps
- * one matrix in memory; `out` is complete or not there.  ERR_UNSUPPORTED, naming it, for what the format cannot say. */
+/* Reads the model in `dir` and writes the GGUF file `out`, which must not exist: matrices of whole blocks in
+ * options->type, "q8_0" or "q4_0", embedding and head in q8_0, the other tensors as floats, configuration and tokenizer
+ * as keys.  Keeps one matrix in memory; `out` is complete or not there.  ERR_UNSUPPORTED, naming it, for what the
+ * format cannot say. */
 int quantize_gguf(const char *dir, const char *out, const struct quantize_options *, struct err *e);
 
 /* Reads every byte of the weights in `dir` and compares with the checksums in the file.  The message names the tensor;

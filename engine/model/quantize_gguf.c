@@ -6,6 +6,7 @@
 #include "engine/files/gguf_model.h"
 #include "engine/files/gguf_write.h"
 #include "engine/model/config.h"
+#include "engine/model/fused_experts.h"
 #include "engine/model/gguf_blocks.h"
 #include "engine/model/gguf_config_write.h"
 #include "engine/model/gguf_names.h"
@@ -21,16 +22,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A tensor of the file, from one tensor of the model, or from those of all experts. */
+/* A tensor of the file, from one tensor of the model, or from those of all experts or heads. */
 struct item {
     char name[GGUF_NAME_MAX];
     const struct gguf_name *row;
     enum ggml_type type;
-    int rows, cols;           /* of one expert; a vector has one row */
-    struct matrix_slot *slot; /* of each expert */
+    int rows, cols;             /* of one expert; a vector has one row */
+    struct matrix_slot *slot;   /* of each expert; NULL: it is of vectors */
+    struct vector_slot *vector; /* of each expert or head */
     size_t n, cap;
-    struct vector_slot vector; /* where there is no slot */
-    bool is_vector;            /* stored with one dimension */
+    bool is_vector; /* each is stored with one dimension */
 };
 
 struct output {
@@ -40,6 +41,7 @@ struct output {
     const struct gguf_names *names;
     const struct quantize_options *options;
     enum ggml_type type;
+    bool mxfp4; /* the experts stay as they are */
     struct tensors in, usual; /* usual: with the names of transformers, whatever the prefix of `in` */
     struct gguf_writer *w;
     struct item *item;
@@ -74,8 +76,10 @@ static int add_matrix(struct output *o, const char *usual, const struct matrix_s
     struct item *t = item_of(o, usual, &expert);
     if (!t) return o->e->code;
     bool blocks = slot->cols % 32 == 0 && !floats;
+    const struct tensor *stored = tensor_source_find(o->in.source, slot->name);
     t->rows = slot->rows, t->cols = slot->cols;
     t->type = !blocks ? GGML_F32 : slot->head || slot->table ? GGML_Q8_0 : o->type;
+    if (stored && fused_is_mxfp4(stored)) t->type = GGML_MXFP4, o->mxfp4 = true;
     t->is_vector = t->row->flags & GGUF_ONE_ROW;
     mem_grow(&t->slot, &t->cap, t->n + 1, sizeof *t->slot);
     t->slot[t->n++] = *slot;
@@ -106,7 +110,8 @@ static int add_vectors(struct output *o)
             rc = o->e->code;
             break;
         }
-        t->vector = in[i];
+        mem_grow(&t->vector, &t->cap, t->n + 1, sizeof *t->vector);
+        t->vector[t->n++] = in[i];
         t->rows = in[i].rows, t->cols = in[i].cols;
         t->is_vector = !in[i].table;
     }
@@ -122,9 +127,10 @@ static void list_tensors(struct output *o)
     for (int i = 0; i < tables; i++) gguf_write_tensor(o->w, names[i], GGML_F32, 1, &(int64_t){pairs});
     for (size_t i = 0; i < o->n; i++) {
         const struct item *t = &o->item[i];
-        int64_t dims[3] = {t->cols, t->rows, (int64_t)t->n};
-        bool stacked = t->row->flags & GGUF_STACKED;
-        gguf_write_tensor(o->w, t->name, t->type, t->is_vector ? 1 : stacked ? 3 : 2, dims);
+        int64_t dims[3] = {t->cols, t->rows};
+        int n = t->is_vector ? 1 : 2;
+        if (t->row->flags & GGUF_STACKED) dims[n++] = (int64_t)t->n;
+        gguf_write_tensor(o->w, t->name, t->type, n, dims);
     }
 }
 
@@ -182,7 +188,7 @@ static int write_rows(struct output *o, const struct item *t, const struct weigh
     return rc;
 }
 
-static int write_matrix(struct output *o, const struct item *t, const struct matrix_slot *slot)
+static int write_floats(struct output *o, const struct item *t, const struct matrix_slot *slot)
 {
     struct weight_src src;
     void *owned = NULL;
@@ -191,16 +197,34 @@ static int write_matrix(struct output *o, const struct item *t, const struct mat
         rc = err_set(o->e, ERR_INVALID, "tensor %s is quantised already", slot->name);
     if (!rc) rc = write_rows(o, t, &src, slot->name);
     free(owned);
+    return rc;
+}
+
+static int write_mxfp4(struct output *o, const struct tensor *stored)
+{
+    size_t n = (size_t)stored->dims[1] / 32 * 17;
+    uint8_t *row = mem_alloc(n);
+    int rc = tensor_source_populate(o->in.source, stored, o->e);
+    for (int r = 0; r < stored->dims[0] && !rc; r++) {
+        fused_mxfp4_row(stored, r, row);
+        rc = gguf_write_data(o->w, row, n, o->e);
+    }
+    free(row);
+    return rc;
+}
+
+static int write_matrix(struct output *o, const struct item *t, const struct matrix_slot *slot)
+{
     const struct tensor *stored = tensor_source_find(o->in.source, slot->name);
+    int rc = stored && t->type == GGML_MXFP4 ? write_mxfp4(o, stored) : write_floats(o, t, slot);
     if (stored) tensor_source_release(o->in.source, stored);
     return rc;
 }
 
 /* A vector, in the file's order and with what the architecture adds, or a table. */
-static int write_vector(struct output *o, const struct item *t)
+static int write_vector(struct output *o, const struct item *t, const struct vector_slot *v)
 {
     const struct tensor *s = NULL;
-    const struct vector_slot *v = &t->vector;
     int rc =
         weights_find_floats(o->in.source, v->name, v->table ? 2 : 1, v->table ? v->rows : v->cols, v->cols, &s, o->e);
     if (rc) return rc;
@@ -230,8 +254,8 @@ static int write_tensors(struct output *o)
     int rc = 0;
     for (size_t i = 0; i < o->n && !rc; i++) {
         const struct item *t = &o->item[i];
-        if (!t->slot) rc = write_vector(o, t);
-        for (size_t x = 0; x < t->n && !rc; x++) rc = write_matrix(o, t, &t->slot[x]);
+        for (size_t x = 0; x < t->n && !rc; x++)
+            rc = t->slot ? write_matrix(o, t, &t->slot[x]) : write_vector(o, t, &t->vector[x]);
         if (!rc && o->options->progress) o->options->progress(o->options->arg, (int)i + 1, (int)o->n);
     }
     return rc;
@@ -241,7 +265,7 @@ static int write_tensors(struct output *o)
 
 static void write_general(const struct output *o)
 {
-    enum { FILE_Q4_0 = 2, FILE_Q8_0 = 7, QUANTISATION = 2 }; /* llama.h, enum llama_ftype; ggml.h */
+    enum { FILE_Q4_0 = 2, FILE_Q8_0 = 7, FILE_MXFP4 = 38, QUANTISATION = 2 }; /* llama.h, enum llama_ftype; ggml.h */
     const struct model_config *c = o->c;
     const char *end = o->dir + strlen(o->dir);
     while (end > o->dir && end[-1] == '/') end--;
@@ -250,7 +274,10 @@ static void write_general(const struct output *o)
     gguf_write_text(o->w, "general.architecture", o->arch->name, strlen(o->arch->name));
     gguf_write_text(o->w, "general.type", "model", 5);
     gguf_write_text(o->w, "general.name", name, (size_t)(end - name));
-    gguf_write_u32(o->w, "general.file_type", o->type == GGML_Q8_0 ? FILE_Q8_0 : FILE_Q4_0);
+    gguf_write_u32(o->w, "general.file_type",
+                   o->mxfp4                ? FILE_MXFP4
+                   : o->type == GGML_Q8_0 ? FILE_Q8_0
+                                           : FILE_Q4_0);
     gguf_write_u32(o->w, "general.quantization_version", QUANTISATION);
     if (!isnan(c->temperature)) gguf_write_f32(o->w, "general.sampling.temp", c->temperature);
     if (!isnan(c->top_p)) gguf_write_f32(o->w, "general.sampling.top_p", c->top_p);
@@ -307,12 +334,12 @@ static int check_keys(struct output *o)
 
 static int write_file(struct output *o, const char *out)
 {
-    if (!(o->w = gguf_writer_open(out, o->e))) return o->e->code;
+    int rc = add_matrices(o);
+    if (!rc) rc = add_vectors(o);
+    if (rc || !(o->w = gguf_writer_open(out, o->e))) return o->e->code;
     write_general(o);
     gguf_config_write(o->w, o->arch, o->c);
-    int rc = gguf_tokenizer_write(o->w, o->dir, o->c->vocab, o->c->eos, o->c->n_eos, o->e);
-    if (!rc) rc = add_matrices(o);
-    if (!rc) rc = add_vectors(o);
+    rc = gguf_tokenizer_write(o->w, o->dir, o->c->vocab, o->c->eos, o->c->n_eos, o->e);
     if (!rc) list_tensors(o);
     if (!rc) rc = gguf_write_header(o->w, o->e);
     if (!rc) rc = write_rope_tensors(o);
@@ -333,18 +360,18 @@ int quantize_gguf(const char *dir, const char *out, const struct quantize_option
     int rc = model_config_read(dir, &c, e);
     if (!rc) rc = model_config_generates(&c, e);
     if (rc) return rc;
-    if (c.quant.name[0]) return err_set(e, ERR_INVALID, "%s is quantised to %s already", dir, c.quant.name);
+    if (c.quant.name[0] && c.quant.method != QUANT_MXFP4)
+        return err_set(e, ERR_INVALID, "%s is quantised to %s already", dir, c.quant.name);
     struct output o = {.dir = dir, .c = &c, .options = options, .type = q8 ? GGML_Q8_0 : GGML_Q4_0, .e = e};
     o.arch = gguf_arch_of(c.family->model_type);
-    if (!o.arch || strcmp(o.arch->model_type, "gpt_oss") == 0) /* whose experts' biases are stacked, and not written */
-        return err_set(e, ERR_UNSUPPORTED, "a %s model cannot be written as a GGUF file", c.family->model_type);
+    if (!o.arch) return err_set(e, ERR_UNSUPPORTED, "a %s model cannot be written as a GGUF file", c.family->model_type);
     o.names = gguf_names_of(o.arch->model_type);
     struct tensor_source *in = model_source_open(dir, &c, e);
     if (!in) return e->code;
     o.in = tensors_of(&c, in);
     o.usual = tensors_of(&c, NULL);
     rc = write_file(&o, out);
-    for (size_t i = 0; i < o.n; i++) free(o.item[i].slot);
+    for (size_t i = 0; i < o.n; i++) free(o.item[i].slot), free(o.item[i].vector);
     free(o.item);
     tensor_source_close(in);
     return rc;

@@ -3,6 +3,7 @@
  * directory with a model.safetensors is complete. */
 #include "engine/model/quantize.h"
 
+#include "engine/base/cpus.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "engine/files/model_file.h"
@@ -284,13 +285,14 @@ int quantize_model(const char *dir, const char *out, const struct quantize_optio
     if (c.quant.name[0]) return err_set(e, ERR_INVALID, "%s is quantised to %s already", dir, c.quant.name);
     struct tensor_source *in = model_source_open(dir, &c, e);
     if (!in) return e->code;
-    struct dev *d = dev_open(&(struct dev_config){.name = "cpu"}, why);
+    struct dev *d = dev_open(&(struct dev_config){.name = "cpu", .threads = cpus_available()}, why);
     struct output o = {.in = in, .c = &c, .options = options, .how = {.type = (int)t}, .d = packed ? d : NULL, .e = e};
     if (d) o.threads = d->threads;
     o.tensors = tensors_of(&c, in);
     tensors_embed_names(&o.tensors, o.stored, o.embed);
     o.how.calibration = &o.calibration;
     rc = d ? calibrate(&o, dir) : err_set(e, ERR_UNSUPPORTED, "device cpu: %s", why);
+    if (options->summary) *options->summary = (struct quantize_summary){o.calibration.experts, o.calibration.unseen};
     if (!rc) rc = write_model(&o, dir, out);
     calibration_close(&o.calibration);
     if (d) dev_close(d);

@@ -42,6 +42,32 @@ static bool contiguous(const struct stored_ints *m)
     return true;
 }
 
+/* The columns sorted by their group, and in a group ascending.  *order, for the caller to free, is NULL where that does
+ * not make groups of equal size, but for the last one. */
+static int sort_columns(const struct stored_ints *m, uint32_t **order, struct err *e)
+{
+    size_t cols = (size_t)m->cols, bytes = cols * sizeof **order;
+    uint32_t *next = mem_try_alloc((size_t)m->groups * sizeof *next);
+    bool fits = true;
+    *order = mem_try_alloc(bytes);
+    if (!*order || !next) {
+        free(next), free(*order);
+        *order = NULL;
+        return err_set(e, ERR_NOMEM, "no memory for a matrix of %d x %d", m->rows, m->cols);
+    }
+    memset(next, 0, (size_t)m->groups * sizeof *next);
+    for (size_t k = 0; k < cols && fits; k++) {
+        size_t g = (size_t)m->group_of[k], at = g * (size_t)m->group + next[g];
+        fits = next[g]++ < (uint32_t)m->group && at < cols;
+        if (fits) (*order)[at] = (uint32_t)k;
+    }
+    free(next);
+    if (fits) return 0;
+    free(*order);
+    *order = NULL;
+    return 0;
+}
+
 static bool zeros_are(const struct stored_ints *m, uint8_t zero)
 {
     for (size_t i = 0; i < n_groups(m); i++)
@@ -121,31 +147,43 @@ static int to_f32(const struct stored_ints *m, struct weight_src *src, void **ow
 static int block_group(const struct stored_ints *m)
 {
     for (int group = 128; group >= 16; group /= 2)
-        if (m->groups == 1 || m->group % group == 0) return contiguous(m) ? group : 0;
+        if (m->groups == 1 || m->group % group == 0) return group;
     return 0;
 }
 
 /* Zero points become minima, zero * scale, which is exact where the scale has few bits, as those of files have: then
  * code * scale - minimum is (code - zero) * scale. */
-static int to_block(struct stored_ints *m, int group, struct weight_src *src, void **owned, struct err *e)
+static int to_block(struct stored_ints *m, int group, const uint32_t *order, struct weight_src *src, void **owned,
+                    struct err *e)
 {
     uint8_t middle = (uint8_t)(1 << (m->bits - 1));
-    size_t codes = (size_t)m->rows * (size_t)m->cols, n = n_groups(m);
+    size_t cols = (size_t)m->cols, codes = (size_t)m->rows * cols, n = n_groups(m), ordered = order ? cols : 0;
     bool minima = !zeros_are(m, middle), small = m->bits < 8; /* of 8 bits, values are code - 128 */
-    struct weight_block *b = mem_try_alloc(sizeof *b + 2 * n * sizeof(float) + 256 + n + codes);
+    struct weight_block *b = mem_try_alloc(sizeof *b + (2 * n + ordered) * sizeof(float) + 256 + n + codes);
     if (!b) return err_set(e, ERR_NOMEM, "no memory for a matrix of %d x %d", m->rows, m->cols);
     float *scale = (float *)(b + 1), *super_min = scale + n;
-    int8_t *value = (int8_t *)(super_min + n);
+    uint32_t *columns = (uint32_t *)(super_min + n);
+    int8_t *value = (int8_t *)(columns + ordered);
     uint8_t *sub_min = (uint8_t *)value + 256, *code = sub_min + n;
     uint8_t origin = minima && small ? 0 : middle;
     for (int c = 0; c < 1 << m->bits; c++) value[c] = (int8_t)(c - origin);
     memcpy(scale, m->scale, n * sizeof *scale);
     memcpy(sub_min, m->zero, n);
-    memcpy(code, m->code, codes);
+    if (order) memcpy(columns, order, cols * sizeof *order);
+    if (!order) memcpy(code, m->code, codes);
+    for (size_t r = 0; order && r < codes; r += cols)
+        for (size_t k = 0; k < cols; k++) code[r + k] = m->code[r + order[k]];
     for (size_t i = 0; i < n; i++) super_min[i] = small ? scale[i] : scale[i] * (float)(m->zero[i] - 128);
     int super = m->groups == 1 ? (m->cols + group - 1) / group * group : m->group;
-    *b = (struct weight_block){
-        m->bits, value, group, super, NULL, scale, minima && small ? sub_min : NULL, minima ? super_min : NULL};
+    *b = (struct weight_block){m->bits,
+                               value,
+                               group,
+                               super,
+                               NULL,
+                               scale,
+                               minima && small ? sub_min : NULL,
+                               minima ? super_min : NULL,
+                               order ? columns : NULL};
     src->t = DT_BLOCK, src->data = code, src->block = b;
     *owned = b;
     return 0;
@@ -155,11 +193,16 @@ int stored_ints_matrix(struct stored_ints *m, struct weight_src *src, void **own
 {
     *owned = NULL;
     *src = (struct weight_src){.rows = m->rows, .cols = m->cols};
-    int group = block_group(m);
-    int rc = is_int4(m)   ? to_int4(m, src, owned, e)
-             : is_int8(m) ? to_int8(m, src, owned, e)
-             : group      ? to_block(m, group, src, owned, e)
-                          : to_f32(m, src, owned, e);
+    int group = block_group(m), rc = 0;
+    bool sorted = contiguous(m);
+    uint32_t *order = NULL;
+    if (group && !sorted) rc = sort_columns(m, &order, e);
+    if (!rc)
+        rc = is_int4(m)                   ? to_int4(m, src, owned, e)
+             : is_int8(m)                 ? to_int8(m, src, owned, e)
+             : group && (sorted || order) ? to_block(m, group, order, src, owned, e)
+                                          : to_f32(m, src, owned, e);
+    free(order);
     stored_ints_free(m);
     return rc;
 }

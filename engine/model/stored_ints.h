@@ -27,9 +27,9 @@ int stored_ints_make(struct stored_ints *, int rows, int cols, int bits, int gro
 void stored_ints_free(struct stored_ints *);
 
 /* The matrix in the type of the same values that is multiplied fastest: DT_I4 (4 bits, all zero points 8, groups of 32,
- * 64 or 128, scales that f16 can hold), DT_I8 (8 bits, all zero points 128, one group), else DT_BLOCK; DT_F32 where
- * groups are not multiples of 16 columns or not contiguous.  src points into *owned, which the caller frees.
- * Consumes the arrays, also after an error. */
+ * 64 or 128, scales that f16 can hold), DT_I8 (8 bits, all zero points 128, one group), else DT_BLOCK, with the columns
+ * sorted by group where group_of is not ascending; DT_F32 where groups are not multiples of 16 columns or differ in
+ * size.  src points into *owned, which the caller frees.  Consumes the arrays, also after an error. */
 int stored_ints_matrix(struct stored_ints *, struct weight_src *src, void **owned, struct err *e);
 
 #endif

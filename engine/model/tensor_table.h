@@ -13,7 +13,7 @@ enum tensor_part {
     PART_NORM2,  /* (C) before the feed-forward */
     PART_POST1,  /* (C) after attention, before it is added */
     PART_POST2,  /* (C) after the feed-forward, before it is added */
-    PART_Q_NORM, /* (D), or (H D): block.qk_norm */
+    PART_Q_NORM, /* (D), or (H D): block.qk_norm; of QK_NORM_APART, the head's number in the place of %d, (D) */
     PART_K_NORM, /* (D), or (G D) */
     PART_SINKS,  /* (H) attn_args.sinks */
     /* of every layer: matrices (outputs, inputs).  Those of one GEMM are stacked in the order of the table's rows */

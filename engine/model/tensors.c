@@ -46,8 +46,8 @@ static const struct part {
     [PART_NORM2] = {LAYER_VECTOR, SIZE_1, SIZE_C, 0, LAYER(norm2_w), LAYER(norm2_b)},
     [PART_POST1] = {LAYER_VECTOR, SIZE_1, SIZE_C, 0, LAYER(post1_w), LAYER(post1_b)},
     [PART_POST2] = {LAYER_VECTOR, SIZE_1, SIZE_C, 0, LAYER(post2_w), LAYER(post2_b)},
-    [PART_Q_NORM] = {LAYER_VECTOR, SIZE_1, SIZE_Q_NORM, 0, LAYER(q_norm), NO_BIAS},
-    [PART_K_NORM] = {LAYER_VECTOR, SIZE_1, SIZE_K_NORM, 0, LAYER(k_norm), NO_BIAS},
+    [PART_Q_NORM] = {LAYER_VECTOR, SIZE_1, SIZE_Q_NORM, 0, LAYER(q_norm), LAYER(q_norm_b)},
+    [PART_K_NORM] = {LAYER_VECTOR, SIZE_1, SIZE_K_NORM, 0, LAYER(k_norm), LAYER(k_norm_b)},
     [PART_SINKS] = {LAYER_VECTOR, SIZE_1, SIZE_H, 0, LAYER(sinks), NO_BIAS},
     [PART_QKV] = {LAYER_MATRIX, SIZE_QKV, SIZE_C, GEMM_QKV, 0, LAYER(qkv_b)},
     [PART_Q] = {LAYER_MATRIX, SIZE_Q, SIZE_C, GEMM_QKV, 0, LAYER(qkv_b)},
@@ -146,7 +146,7 @@ static bool stored(const struct tensors *t, const char *name)
 static void name_with(const struct tensors *t, const struct tensor_row *r, int layer, const char *suffix,
                       char out[TENSOR_NAME_MAX]);
 
-/* A row of an expert's module, with the expert's number in the place of %d. */
+/* A row of an expert's or a head's module, with its number in the place of %d. */
 struct expert_row {
     struct tensor_row row; /* its module is the one below */
     char module[TENSOR_MODULE_MAX];
@@ -336,7 +336,9 @@ static void expert_stack(const struct tensors *t, struct expert_stack x, struct 
 {
     static const char *const names[] = {"router", "up", "down"};
     const struct model_config *c = t->c;
-    *s = (struct stack){.gemm = -1, .gate_up = x.gemm == EXPERT_UP, .floats = x.gemm == EXPERT_ROUTER};
+    *s = (struct stack){
+        .gate_up = x.gemm == EXPERT_UP, .floats = x.gemm == EXPERT_ROUTER, .expert = x.gemm != EXPERT_ROUTER};
+    s->gemm = s->floats ? -1 : tensors_expert_gemm(c, x.layer, x.expert, x.gemm == EXPERT_DOWN);
     snprintf(s->name, sizeof s->name, "packed.layers.%d.experts.%d.%s", x.layer, x.expert, names[x.gemm]);
     for (const struct tensor_row *r = t->table->row; r->module; r++) {
         const struct part *p = &parts[r->part];
@@ -369,6 +371,16 @@ static void embed_stack(const struct tensors *t, struct stack *s)
     *s = (struct stack){.name = "packed.embed", .n = 1, .rows = t->c->vocab, .cols = t->c->hidden, .gemm = -1};
     s->part[0] = (struct matrix_slot){.rows = s->rows, .cols = s->cols, .table = true};
     embed_name(t, s->part[0].name);
+}
+
+int tensors_gemms(const struct model_config *c)
+{
+    return c->layers * (LAYER_GEMMS + 2 * model_experts(c).count) + 1;
+}
+
+int tensors_expert_gemm(const struct model_config *c, int layer, int expert, bool down)
+{
+    return c->layers * LAYER_GEMMS + 1 + 2 * (layer * model_experts(c).count + expert) + down;
 }
 
 int tensors_stacks(const struct model_config *c)
@@ -420,6 +432,18 @@ static void add_vector(struct vectors *v, const struct tensor_row *r, int layer,
     name_of(v->t, r, layer, is_bias ? bias : weight, o->name);
 }
 
+/* The vectors of a row that are beside each other: of q and k, the norms of all heads may have modules of their own. */
+static void add_each(struct vectors *v, const struct tensor_row *r, int layer, bool is_bias)
+{
+    const struct model_config *c = v->t->c;
+    bool q = r->part == PART_Q_NORM, apart = q || r->part == PART_K_NORM;
+    struct expert_row x;
+    if (!apart || model_block(c, layer)->qk_norm != QK_NORM_APART)
+        add_vector(v, r, layer, is_bias);
+    else
+        for (int h = 0; h < (q ? c->heads : c->kv_heads); h++) add_vector(v, expert_row(&x, r, h), layer, is_bias);
+}
+
 /* The biases of the layer's experts, of one GEMM: those of an expert beside each other. */
 static void add_expert_biases(struct vectors *v, int layer, enum expert_gemm gemm)
 {
@@ -440,8 +464,8 @@ static void add_vectors(struct vectors *v, int layer)
              vector = kind == LAYER_VECTOR || kind == MODEL_VECTOR;
         if (kind == EXPERT_MATRIX && parts[r->part].gemm != EXPERT_ROUTER) continue;
         if (of_layer != (layer >= 0) || (layer == 0 && r->flags & TENSOR_NOT_FIRST)) continue;
-        if (vector && present(c, layer, r->weight)) add_vector(v, r, layer, false);
-        if (present(c, layer, r->bias)) add_vector(v, r, layer, true);
+        if (vector && present(c, layer, r->weight)) add_each(v, r, layer, false);
+        if (present(c, layer, r->bias)) add_each(v, r, layer, true);
     }
     if (layer < 0) return;
     add_expert_biases(v, layer, EXPERT_UP);

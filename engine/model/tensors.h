@@ -74,7 +74,8 @@ struct stack {
     int n, rows, cols; /* rows: of all parts */
     bool gate_up;      /* for weight_src */
     bool floats;       /* never quantised: a router */
-    int gemm;          /* number of the GEMM, for calibration_feedback; -1: a lookup table only */
+    bool expert;       /* of an expert */
+    int gemm;          /* number of the GEMM, below tensors_gemms; -1: a lookup table, or floats */
 };
 
 bool tensors_have_head(const struct model_config *); /* the LM head: encoders and classifiers have none */
@@ -82,6 +83,9 @@ bool tensors_have_head(const struct model_config *); /* the LM head: encoders an
 /* Stack i of tensors_stacks(): those of each layer (layer * LAYER_GEMMS + gemm), then the head, then the embedding
  * table unless it is tied to the head, then those of each layer's experts.  n is 0 where the layer has none. */
 int tensors_stacks(const struct model_config *);
+/* GEMMs by number: layer * LAYER_GEMMS + gemm, the head's, then gate and up, and down, of each expert of each layer. */
+int tensors_gemms(const struct model_config *);
+int tensors_expert_gemm(const struct model_config *, int layer, int expert, bool down);
 void tensors_stack(const struct tensors *, int i, struct stack *out);
 /* What stack i is of a layer's experts: its router, or gate and up, or down, of an expert. */
 enum expert_gemm { EXPERT_ROUTER, EXPERT_UP, EXPERT_DOWN };
@@ -90,7 +94,7 @@ struct expert_stack {
     enum expert_gemm gemm;
 };
 struct expert_stack tensors_expert_stack(const struct model_config *, int i);
-/* The name of a module of an expert: its number takes the place of %d, if the name has one. */
+/* The name of a module of an expert or a head: its number takes the place of %d, if the name has one. */
 void tensors_expert_module(const char *module, int expert, char out[TENSOR_MODULE_MAX]);
 
 /* The embedding table's name in this source, and the family's name for it (different when a tied table is stored as the

@@ -193,7 +193,7 @@ static int load_embed_and_head(struct loader *l)
                          ? !t
                          : (l->quantize.type != DT_NONE && l->quantize.type != DT_NF4) ||
                                (t && (t->type == TENSOR_I8 || t->type == TENSOR_U8 || t->type == TENSOR_F8_E4M3)) ||
-                               (is_blocks(t) && l->d->ops->packs_block);
+                               is_blocks(t);
     int rc = quantized ? 0 : load_table(l, name, c->vocab, c->hidden, &l->w->embed, &l->w->embed_mapped);
     if (!rc && has_head) rc = load_stack(l, &head, &l->w->head);
     if (rc || !quantized) return rc;

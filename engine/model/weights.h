@@ -23,7 +23,8 @@ struct layer_weights {
     float *post2_w, *post2_b; /* (C) after the feed-forward */
     struct weight *qkv, *o;   /* ((H + 2G) D, C), (C, H D) */
     float *qkv_b, *o_b;
-    float *q_norm, *k_norm;   /* (D) */
+    float *q_norm, *q_norm_b; /* (D), (H, D) or (H D): block.qk_norm */
+    float *k_norm, *k_norm_b; /* (D), (G, D) or (G D) */
     float *sinks;             /* (H) see attn_args */
     struct weight *up, *down; /* gated: gate stacked on up (2F, C); else (F, C).  down (C, F) */
     float *up_b, *down_b;

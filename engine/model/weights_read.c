@@ -131,16 +131,18 @@ int weights_parts(const struct tensors *t, const struct stack *m, const struct q
                   struct parts *out, struct err *e)
 {
     struct quantize_fit fit = {how->type, how->nearest, calibration_feedback(how->calibration, m->gemm)};
+    bool floats = false;
     int rc = 0;
     if (m->floats) fit.type = DT_NONE;
     *out = (struct parts){0};
     for (int i = 0; i < m->n && !rc; i++) {
         rc = read_part(t, &m->part[i], &fit, threads, &out->src[i], out->owned[i], e);
         out->n = i + 1;
+        floats |= !rc && m->expert && out->src[i].t == DT_BLOCK && out->src[i].block->order; /* see weight_block */
     }
     void *first[STACK_MAX];
     for (int i = 0; i < m->n; i++) first[i] = out->owned[i][0];
-    if (!rc) rc = weights_unify(out->src, m->n, false, first, e);
+    if (!rc) rc = weights_unify(out->src, m->n, floats, first, e);
     for (int i = 0; i < m->n; i++) {
         out->owned[i][0] = first[i];
         out->src[i].gate_up = m->gate_up;
@@ -229,8 +231,7 @@ struct weight *weights_pack(struct dev *d, struct parts *p)
     bool floats = false;
     for (int i = 0; i < p->n; i++) {
         first[i] = p->owned[i][0];
-        bool block = p->src[i].t == DT_BLOCK; /* whose rows cannot change their order */
-        floats |= (block && (p->by_head[i] || !d->ops->packs_block)) || (p->src[i].t == DT_F8 && !d->ops->packs_f8);
+        floats |= p->src[i].t == DT_BLOCK && p->by_head[i]; /* a form whose rows cannot change their order */
     }
     bool ok = weights_unify(p->src, p->n, floats, first, NULL) == 0;
     for (int i = 0; i < p->n; i++) {

@@ -126,6 +126,7 @@ int weights_unify(struct weight_src *part, int n, bool floats, void **owned, str
     for (int i = 0; i < n; i++) {
         same &= part[i].t == part[0].t && part[i].group == part[0].group;
         integers &= is_integer(&part[i]);
+        floats |= !block_order_same(&part[0], &part[i]);
     }
     if (same && !floats) return 0;
     for (int i = 0; i < n; i++)

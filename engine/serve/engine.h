@@ -136,6 +136,7 @@ struct gen_request {
     const int32_t *stop_ids;
     int n_stop_ids;       /* <= ENGINE_STOP_MAX */
     bool prompt_logprobs; /* EV_PROMPT for every prompt token before the first EV_TOKEN */
+    int logprobs_from;    /* of these events the first is this token's, < n_prompt; those before may be in the cache */
     int top_n;            /* most likely tokens to report, 0 .. ENGINE_TOP_MAX */
     int priority;         /* lower runs first; 0 */
     uint64_t client;      /* requests of one client share with those of others (sched.h); 0: likewise one client */

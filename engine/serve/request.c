@@ -19,6 +19,9 @@ static int check_lengths(const struct gen_request *g, const struct engine_info *
                        "`inputs` tokens + `max_new_tokens` must be <= %d. Given: %d `inputs` tokens and %d "
                        "`max_new_tokens`",
                        m->max_total_tokens, g->n_prompt, g->max_new_tokens);
+    if (g->logprobs_from < 0 || g->logprobs_from >= g->n_prompt)
+        return err_set(e, ERR_INVALID, "`logprobs_from` %d is not below %d, the tokens of the prompt", g->logprobs_from,
+                       g->n_prompt);
     return request_check_ids(g, m, e);
 }
 
@@ -143,6 +146,12 @@ static void copy_adds(struct request *r, const struct gen_request *g, const stru
         r->adds[r->n_bias + r->n_bans++] = (struct token_add){g->stop_ids[i], -INFINITY};
 }
 
+/* The row of logits that predicts the token; nothing predicts the first. */
+static int first_row(int token)
+{
+    return token > 0 ? token - 1 : 0;
+}
+
 struct request *request_new(const struct gen_request *g, const struct engine_info *m, struct err *e)
 {
     if (g->pooling.n) return request_new_pooled(g, m, e);
@@ -170,7 +179,7 @@ struct request *request_new(const struct gen_request *g, const struct engine_inf
                           .n_known = g->n_prompt,
                           .priority = g->priority,
                           .client = g->client,
-                          .first_row = g->prompt_logprobs ? 0 : g->n_prompt - 1};
+                          .first_row = g->prompt_logprobs ? first_row(g->logprobs_from) : g->n_prompt - 1};
     r->user = g->user;
     r->n_prompt = g->n_prompt;
     r->max_new = g->max_new_tokens;
@@ -178,6 +187,7 @@ struct request *request_new(const struct gen_request *g, const struct engine_inf
     r->ignore_eos = g->ignore_eos;
     r->top_n = g->top_n < m->vocab ? g->top_n : m->vocab;
     r->prompt_logprobs = g->prompt_logprobs;
+    r->n_prompt_sent = g->logprobs_from;
     r->sampling = g->sampling;
     r->detok.mid_context = true;
     memcpy(r->tokens, g->prompt, (size_t)g->n_prompt * sizeof *r->tokens);

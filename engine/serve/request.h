@@ -32,7 +32,7 @@ struct request {
 
     int32_t *tokens; /* capacity n_prompt + max_new */
     int n_prompt, n_generated, max_new, min_new;
-    int n_prompt_sent; /* EV_PROMPT events emitted */
+    int n_prompt_sent; /* tokens of the prompt before the next EV_PROMPT */
     bool ignore_eos;
     int top_n;
     bool prompt_logprobs;

@@ -119,23 +119,27 @@ static struct seq *next_waiting(const struct sched *s, const struct seq *passed)
     return best;
 }
 
-/* The running sequence that continues its prompt next, that of the least served client; NULL: none. */
+/* The running sequence that continues its prompt next, of the most urgent ones that of the least served client; NULL:
+ * none. */
 static struct seq *next_started(const struct sched *s)
 {
     struct seq *best = NULL;
     for (struct seq *q = s->running.next; q != &s->running; q = q->next) {
         if (seq_pass(q) != PASS_PROMPT || q->planned == s->step || q->tried == s->step) continue;
         if (sched_held_back(s, q->owner)) continue;
-        if (!best || seq_served(s, q) < seq_served(s, best)) best = q;
+        if (!best || q->priority < best->priority ||
+            (q->priority == best->priority && seq_served(s, q) < seq_served(s, best)))
+            best = q;
     }
     return best;
 }
 
-/* Started prompts come before waiting ones, unless the waiting one's client was served less. */
+/* Started prompts come before waiting ones, unless the waiting one is more urgent or its client was served less. */
 static bool starts_before(const struct sched *s, const struct seq *waiting, const struct seq *started)
 {
     if (!waiting || !started) return waiting != NULL;
-    return waiting->priority <= started->priority && seq_served(s, waiting) < seq_served(s, started);
+    if (waiting->priority != started->priority) return waiting->priority < started->priority;
+    return seq_served(s, waiting) < seq_served(s, started);
 }
 
 /* A prompt that completes in a step waits for the whole step before its first token.  So in such a step clients with

@@ -6,8 +6,8 @@
  * them. Chunked prefill, decoding, prefix hits and recomputation after preemption all follow from this rule.
  *
  * Order.  Sequences with one token left to compute (decoding) come first, then those that generate several known tokens
- * (forced by a grammar, or recomputed), then prompts, client by client; of one client started prompts first, then
- * waiting ones by priority and arrival.
+ * (forced by a grammar, or recomputed), then prompts: by priority, of one priority client by client, of one client
+ * started prompts first, then waiting ones by arrival.
  *
  * Fairness between clients.  Within a priority, a free slot goes to the client with the fewest running sequences, and
  * the token budget of prompts to the client served least.  Service is a virtual time as in fair queueing (VTC, Sheng et

@@ -3,6 +3,7 @@
 
 #include "engine/base/mem.h"
 #include "engine/tokenizer/bpe.h"
+#include "engine/tokenizer/scripts.h"
 #include "engine/tokenizer/unicode.h"
 
 #include <stdlib.h>
@@ -22,7 +23,7 @@ static const struct {
     {"Digits", PRETOKENIZE_DIGITS},         {"Punctuation", PRETOKENIZE_PUNCTUATION},
     {"Whitespace", PRETOKENIZE_WHITESPACE}, {"WhitespaceSplit", PRETOKENIZE_WHITESPACE_SPLIT},
     {"Metaspace", PRETOKENIZE_METASPACE},   {"CharDelimiterSplit", PRETOKENIZE_CHARACTER},
-    {"FixedLength", PRETOKENIZE_LENGTH},
+    {"FixedLength", PRETOKENIZE_LENGTH},    {"UnicodeScripts", PRETOKENIZE_SCRIPTS},
 };
 
 static const char *const behaviors[] = {[SPLIT_REMOVED] = "Removed",
@@ -120,6 +121,7 @@ static int step_read(struct pretokenizer_step *step, const struct json_at *at, s
         if (length.v) rc = json_integer(&length, INT32_MAX, &step->length, e);
         if (!rc && step->length < 1) rc = json_fail(&length, e, ERR_INVALID, "must be at least 1");
         break;
+    case PRETOKENIZE_SCRIPTS: scripts_open(); break;
     }
     step->behavior = (enum split_behavior)behavior;
     return rc;
@@ -268,6 +270,24 @@ static void cut_by_length(const struct pretokenizer_step *step, const struct tex
     }
 }
 
+/* A piece begins where the script changes.  Spaces and characters without a script belong to the piece before them; where
+ * there is none they are dropped. */
+static void cut_by_script(const struct text *t, struct piece p, struct text *out)
+{
+    size_t start = p.end;
+    int last = 0;
+    uint32_t c;
+    for (size_t i = p.start, n; i < p.end; i += n) {
+        n = utf8_get(t->s + i, &c);
+        int script = script_of(c);
+        if (!script || script == last) continue;
+        if (last) text_piece(out, start, i, PIECE_OPEN);
+        start = i;
+        last = script;
+    }
+    if (last) text_piece(out, start, p.end, PIECE_OPEN);
+}
+
 /* Splits the open pieces of t in place; the list of spare is used as scratch. */
 static int cut(const struct pretokenizer_step *step, struct regex_run *run, struct text *t, struct text *spare,
                struct err *e)
@@ -283,6 +303,8 @@ static int cut(const struct pretokenizer_step *step, struct regex_run *run, stru
         struct cutter x = {.out = spare, .behavior = step->behavior, .invert = step->invert};
         if (step->kind == PRETOKENIZE_LENGTH)
             cut_by_length(step, t, p, spare);
+        else if (step->kind == PRETOKENIZE_SCRIPTS)
+            cut_by_script(t, p, spare);
         else if (step->regex)
             rc = cut_by_regex(step->regex, run, t, p, &x, e);
         else

@@ -23,6 +23,7 @@ struct pretokenizer {
             PRETOKENIZE_METASPACE,
             PRETOKENIZE_CHARACTER, /* CharDelimiterSplit */
             PRETOKENIZE_LENGTH,    /* FixedLength */
+            PRETOKENIZE_SCRIPTS,   /* UnicodeScripts */
         } kind;
         struct regex *regex; /* BYTE_LEVEL with use_regex, SPLIT, WHITESPACE */
         enum split_behavior behavior;

@@ -82,6 +82,21 @@ static void linear_back(struct op_chunks c, const struct train_experts *w, struc
                             slices);
 }
 
+/* The gradients of the layer's weights; NULL: they are frozen. */
+static const struct layer_grads *grads_of(const struct train_experts *w, const struct layer *l)
+{
+    return w->grads ? &w->grads[l->index] : NULL;
+}
+
+/* dw[e] += dy^T x over the rows of each expert; without rows it stays. */
+static void weight_grads(struct op_chunks c, const struct train_experts *w, float *const *dw, struct mat dy,
+                         struct mat x, int n)
+{
+    for (int e = 0; e < n; e++)
+        if (w->first[e + 1] > w->first[e])
+            chunked_weight_grad(c, dw[e], rows_of(w, dy, e), rows_of(w, x, e), 1, w->half);
+}
+
 /* ---- adapters ---------------------------------------------------------------------------------------------------- */
 
 static const struct site *site_of(const struct train_experts *w, const struct layer *l, enum layer_gemm gemm)
@@ -254,6 +269,7 @@ struct mat train_experts_back(struct op_chunks c, struct train_experts *w, const
                               struct mat shared, struct mat dy)
 {
     const struct block_experts *b = &l->b->experts;
+    const struct layer_grads *g = grads_of(w, l);
     int T = h.rows, rows = T * b->chosen;
     struct mat x = rows_cols(w->x, rows, h.cols), weight = rows_cols(w->weight, T, b->chosen);
     struct mat dweight = rows_cols(w->dweight, T, b->chosen);
@@ -271,14 +287,14 @@ struct mat train_experts_back(struct op_chunks c, struct train_experts *w, const
     scheduler_gate_pass(c.gate);
     op_route_back(c.d, (struct route_back_args){mat_cols(drouter, 0, b->count), mat_cols(router, 0, b->count), dweight,
                                                 weight, w->expert, b->normalise});
-    adapt_all_back(c, w, l, GEMM_EXPERT_DOWN, w->down_xa, dff, x); /* dff is still ff */
+    if (g) weight_grads(c, w, g->expert_down, x, dff, b->count); /* dff is still ff */
+    adapt_all_back(c, w, l, GEMM_EXPERT_DOWN, w->down_xa, dff, x);
     linear_back(c, w, dff, x, l->w->expert_down, b->count, true);
     adapt_all_input(c, w, l, GEMM_EXPERT_DOWN, dff);
     chunked_act_mul_back(c, (struct act_mul_back_args){up, up, dff, l->b->act});
-    if (site_of(w, l, GEMM_EXPERT_UP)->r) {
-        chunked_rows(c, (struct rows_args){x, h, w->token});
-        adapt_all_back(c, w, l, GEMM_EXPERT_UP, w->up_xa, x, up);
-    }
+    if (g || site_of(w, l, GEMM_EXPERT_UP)->r) chunked_rows(c, (struct rows_args){x, h, w->token});
+    if (g) weight_grads(c, w, g->expert_up, up, x, b->count);
+    adapt_all_back(c, w, l, GEMM_EXPERT_UP, w->up_xa, x, up);
     linear_back(c, w, x, up, l->w->expert_up, b->count, false);
     adapt_all_input(c, w, l, GEMM_EXPERT_UP, x);
     return sum.dshared.p ? shared : dy;
@@ -288,12 +304,14 @@ void train_experts_input(struct op_chunks c, const struct train_experts *w, cons
                          struct mat dh)
 {
     const struct block_experts *b = &l->b->experts;
+    const struct layer_grads *g = grads_of(w, l);
     int T = dh.rows;
     struct combine_args sum = {
         .y = dh, .x = rows_cols(w->x, T * b->chosen, dh.cols), .place = w->place, .k = b->chosen};
     if (l->b->inter) sum.shared = dh;
     combine(c, sum);
     struct mat drouter = rows_cols(w->drouter, T, b->count + b->gate);
+    if (g) chunked_weight_grad(c, g->router, drouter, h, 1, w->half);
     chunked_linear_back(c, (struct linear_back_args){dh, drouter, l->w->router, true, 0}, true);
     const struct site *s = site_of(w, l, GEMM_ROUTER);
     if (!s->r) return;

@@ -1,26 +1,28 @@
-/* The experts of a layer in training: their weights are frozen, their adapters and the router's may be trained; the
- * gradient goes through them and the router to their input.  Nothing is kept between the passes; the backward pass
- * computes the experts again.  Trainer thread. */
+/* The experts of a layer in training: their weights and the router's are trained, or adapters of them, or nothing; the
+ * gradient goes through them and the router to their input.  The choice of experts has no gradient.  Nothing is kept
+ * between the passes; the backward pass computes the experts again.  Trainer thread. */
 #ifndef TANDEM_ENGINE_TRAIN_EXPERTS_H
 #define TANDEM_ENGINE_TRAIN_EXPERTS_H
 
 #include "engine/model/layer.h"
+#include "engine/train/grads.h"
 #include "engine/train/op_chunks.h"
 #include "engine/train/site.h"
 #include "kernels/ops.h"
 
 /* Device memory; T tokens, k experts for each, E experts of width Fe. */
 struct train_experts {
-    struct mat router, drouter; /* (T, E), and with a gate of the shared expert one column more */
-    struct mat weight, dweight; /* (T, k) */
-    struct mat x;               /* (T k, C) */
-    struct mat up, ff;          /* (T k, 2 Fe), (T k, Fe) */
-    struct mat shared;          /* (T, C), with a gate: for the shared expert's output in the backward pass */
-    const struct site *site;    /* as train_model's */
-    bool half;                  /* gemms of adapters may round to bf16 */
-    struct mat router_xa;       /* (T, r) of the router's site */
-    struct mat up_xa, down_xa;  /* (T k, r) of those of the experts */
-    struct mat du;              /* (T k, most r) */
+    struct mat router, drouter;      /* (T, E), and with a gate of the shared expert one column more */
+    struct mat weight, dweight;      /* (T, k) */
+    struct mat x;                    /* (T k, C) */
+    struct mat up, ff;               /* (T k, 2 Fe), (T k, Fe) */
+    struct mat shared;               /* (T, C), with a gate: for the shared expert's output in the backward pass */
+    const struct site *site;         /* as train_model's */
+    const struct layer_grads *grads; /* (layers) of all weights; NULL: these are frozen */
+    bool half;                       /* gemms of adapters and gradients may round to bf16 */
+    struct mat router_xa;            /* (T, r) of the router's site */
+    struct mat up_xa, down_xa;       /* (T k, r) of those of the experts */
+    struct mat du;                   /* (T k, most r) */
     int32_t *expert, *place, *token, *start;
     /* host: rows first[e] .. first[e + 1] - 1 are those of expert e, so that each expert's GEMMs are ops of their own,
      * which the gate can split */
@@ -44,7 +46,7 @@ void train_experts_forward(struct op_chunks, struct train_experts *, const struc
 struct mat train_experts_back(struct op_chunks, struct train_experts *, const struct layer *, struct mat h,
                               struct mat shared, struct mat dy);
 /* The second half: dh, the gradient with respect to h through the shared expert (if any), gets that through the experts
- * and the router, whose adapters get theirs. */
+ * and the router, whose weights or adapters get theirs. */
 void train_experts_input(struct op_chunks, const struct train_experts *, const struct layer *, struct mat h,
                          struct mat dh);
 

@@ -19,7 +19,7 @@
 
 /* A tensor of the file and its values in the optimizer's arrays, (rows, cols) = (outputs, inputs). */
 struct master {
-    char name[TENSOR_NAME_MAX];
+    char name[TENSOR_NAME_MAX], written[TENSOR_NAME_MAX]; /* in the base's source; in the result */
     size_t at;
     int rows, cols;
     bool transposed;            /* stored as [inputs][outputs] in the file */
@@ -29,12 +29,41 @@ struct master {
 
 /* ---- the parts --------------------------------------------------------------------------------------------------- */
 
+/* The fields for the weights and gradients of each layer's experts. */
+static void open_experts(struct train_full *f)
+{
+    const struct model_config *c = &f->base->c;
+    for (int l = 0; l < c->layers; l++) {
+        size_t n = (size_t)model_block(c, l)->experts.count;
+        if (!n) continue;
+        f->w.layer[l].expert_up = mem_array(n, sizeof *f->w.layer->expert_up);
+        f->w.layer[l].expert_down = mem_array(n, sizeof *f->w.layer->expert_down);
+        f->g.layer[l].expert_up = mem_array(n, sizeof *f->g.layer->expert_up);
+        f->g.layer[l].expert_down = mem_array(n, sizeof *f->g.layer->expert_down);
+    }
+}
+
+static void close_experts(struct train_full *f)
+{
+    for (int l = 0; f->w.layer && l < f->base->c.layers; l++) {
+        free(f->w.layer[l].expert_up), free(f->w.layer[l].expert_down);
+        free(f->g.layer[l].expert_up), free(f->g.layer[l].expert_down);
+    }
+}
+
 /* The field for the gradient of stack i; *table: the stack is also the embedding table. */
 static float **stack_grad(struct train_full *f, int i, bool *table)
 {
     const struct model_config *c = &f->base->c;
+    struct expert_stack x = tensors_expert_stack(c, i);
     int layer = i / LAYER_GEMMS;
     *table = false;
+    if (x.layer >= 0) {
+        struct layer_grads *g = &f->g.layer[x.layer];
+        return x.gemm == EXPERT_ROUTER ? &g->router
+               : x.gemm == EXPERT_UP   ? &g->expert_up[x.expert]
+                                       : &g->expert_down[x.expert];
+    }
     if (layer < c->layers) {
         struct layer_grads *g = &f->g.layer[layer];
         float **grads[LAYER_GEMMS] = {
@@ -56,6 +85,7 @@ static float **vector_grad(struct train_full *f, const struct vector_slot *v)
 #define BOTH(name) {offsetof(struct layer_weights, name), offsetof(struct layer_grads, name)}
             BOTH(norm1_w), BOTH(norm1_b), BOTH(norm2_w), BOTH(norm2_b), BOTH(post1_w), BOTH(post1_b), BOTH(post2_w),
             BOTH(post2_b), BOTH(qkv_b),   BOTH(o_b),     BOTH(q_norm),  BOTH(k_norm),  BOTH(up_b),    BOTH(down_b),
+            BOTH(q_norm_b), BOTH(k_norm_b),
 #undef BOTH
         },
       of_model[] = {
@@ -81,16 +111,23 @@ static struct master *next_master(struct train_full *f, size_t at, int rows, int
     return m;
 }
 
-/* Stack i and its tensors in the optimizer's arrays. */
-static void add_stack(struct train_full *f, int i, bool muon, struct optim *o)
+/* Stack i and its tensors in the optimizer's arrays.  Of the layers' matrices, each expert's among them, each tensor is
+ * a matrix for Muon. */
+static void add_stack(struct train_full *f, int i, enum train_optimizer optimizer, struct optim *o)
 {
-    struct stack s;
+    struct stack s, written;
+    const struct model_config *c = &f->base->c;
+    bool of_layer = i < c->layers * LAYER_GEMMS || tensors_expert_stack(c, i).layer >= 0;
+    bool muon = optimizer == OPTIMIZER_MUON && of_layer;
     tensors_stack(&f->tensors, i, &s);
+    tensors_stack(&f->written, i, &written);
+    if (!s.n) return; /* a layer without experts, or with experts alone */
     size_t n = (size_t)s.rows * (size_t)s.cols, at = muon ? optim_add_muon(o, n) : optim_add(o, n, true);
     f->stack_at[i] = at;
     for (int k = 0; k < s.n; at += (size_t)s.part[k].rows * (size_t)s.cols, k++) {
         struct master *m = next_master(f, at, s.part[k].rows, s.cols);
         snprintf(m->name, sizeof m->name, "%s", s.part[k].name);
+        snprintf(m->written, sizeof m->written, "%s", written.part[k].name);
         m->transposed = s.part[k].transposed;
         m->by_head = s.part[k].by_head;
         m->residual = s.part[k].residual;
@@ -104,15 +141,18 @@ int train_full_open(struct train_full *f, const struct model *base, const struct
     const struct model_config *c = &base->c;
     if (!base->w.embed.p) return err_set(e, ERR_UNSUPPORTED, "method full wants a base of floats");
     *f = (struct train_full){.base = base, .tensors = tensors_of(c, base->w.file)};
+    f->written = f->tensors;
+    f->written.table = c->family->tensors;
     int stacks = tensors_stacks(c), vectors = tensors_vectors(&f->tensors, NULL);
     f->w.layer = mem_array((size_t)c->layers, sizeof *f->w.layer);
     f->w.float_type = f->base->w.float_type;
     f->g.layer = mem_array((size_t)c->layers, sizeof *f->g.layer);
+    open_experts(f);
     f->master = mem_array((size_t)stacks * STACK_MAX + (size_t)vectors, sizeof *f->master);
     f->stack_at = mem_array((size_t)stacks, sizeof *f->stack_at);
     f->vector = mem_array((size_t)vectors, sizeof *f->vector);
     f->vector_at = mem_array((size_t)vectors, sizeof *f->vector_at);
-    for (int i = 0; i < stacks; i++) add_stack(f, i, p->optimizer == OPTIMIZER_MUON && i < c->layers * LAYER_GEMMS, o);
+    for (int i = 0; i < stacks; i++) add_stack(f, i, p->optimizer, o);
     f->n_stacks = stacks;
     f->n_vectors = tensors_vectors(&f->tensors, f->vector);
     for (int i = 0; i < vectors; i++) { /* parts of one array are contiguous */
@@ -128,6 +168,7 @@ int train_full_open(struct train_full *f, const struct model *base, const struct
         }
         struct master *m = next_master(f, f->vector_at[i], v->rows, v->cols);
         snprintf(m->name, sizeof m->name, "%s", v->name);
+        snprintf(m->written, sizeof m->written, "%s", v->name);
         m->by_head = v->by_head;
         m->ones = v->norm && !v->minus_one;
         m->zeros = !m->ones && !v->table;
@@ -144,7 +185,8 @@ size_t train_full_bytes(const struct train_full *f)
     for (int i = 0; i < f->n_stacks; i++) {
         struct stack s;
         tensors_stack(&f->tensors, i, &s);
-        if (s.gemm >= 0) bytes += (size_t)s.rows * (size_t)s.cols * 4;
+        bool packed = s.gemm >= 0 || tensors_expert_stack(&f->base->c, i).layer >= 0; /* else a table */
+        if (packed) bytes += (size_t)s.rows * (size_t)s.cols * 4;
     }
     return bytes;
 }
@@ -268,6 +310,7 @@ int train_full_bind(struct train_full *f, const struct train_params *p, struct o
         bool table;
         struct weight **w = weights_stack_field(&f->w, &f->base->c, i);
         tensors_stack(&f->tensors, i, &s);
+        if (!s.n) continue;
         *stack_grad(f, i, &table) = o->g + f->stack_at[i];
         if (table) f->g.embed = o->g + f->stack_at[i];
         scheduler_gate_pass(o->gate);
@@ -317,6 +360,7 @@ void train_full_use(struct train_full *f, struct optim *o, float *values)
         bool table;
         struct weight **w = weights_stack_field(&f->w, &f->base->c, i);
         tensors_stack(&f->tensors, i, &s);
+        if (!s.n) continue;
         stack_grad(f, i, &table);
         if (table) f->w.embed = mat_f32(values + f->stack_at[i], s.rows, s.cols);
         if (!w) continue;
@@ -362,6 +406,7 @@ static int add_tensor(const struct train_full *f, struct st_writer *w, const str
     const struct master *m = find_master(f, t->name);
     if (!m) return st_writer_add(w, t, 1, e); /* buffers, which are not parameters */
     struct tensor own = *t;
+    own.name = (char *)m->written;
     void *data = as_stored(m, p, tensor_float_type(t->type));
     if (!data) return err_set(e, ERR_NOMEM, "no memory for tensor %s", t->name);
     own.data = data;
@@ -378,6 +423,7 @@ int train_full_write(struct train_full *f, const float *p, const char *model_dir
     if (!rc && model_dir) rc = model_files_copy(model_dir, dir, true, e);
     if (rc) return rc;
     for (size_t i = 0; i < n; i++) names += strlen(tensor_source_at(file, i)->name) + 1;
+    for (int i = 0; i < f->n_masters; i++) names += strlen(f->master[i].written) + 1;
     char *path = file_join(dir, "model.safetensors");
     struct st_writer *w = st_writer_open(path, n, names, 64, e);
     free(path);
@@ -396,6 +442,7 @@ void train_full_close(struct train_full *f)
         struct weight **w = weights_stack_field(&f->w, &f->base->c, i);
         if (w && *w) d->ops->weight_free(d, *w);
     }
+    close_experts(f);
     if (d && f->ones) d->ops->free(d, f->ones);
     if (d && f->applied) d->ops->free(d, f->applied);
     free(f->w.layer);

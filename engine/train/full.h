@@ -16,6 +16,7 @@ struct train_full {
     struct master *master; /* one per trained tensor of the file */
     int n_masters;
     struct tensors tensors; /* of the base's source */
+    struct tensors written; /* the same under the family's names, for the result */
     size_t *stack_at;       /* offsets in those arrays of each stack (tensors_stack) and vector (tensors_vectors) */
     int n_stacks;
     struct vector_slot *vector;
@@ -26,7 +27,8 @@ struct train_full {
     struct dev *d; /* the device that packed the weights */
 };
 
-/* Adds the parameters to the optimizer, with the parameters' rule for matrices.  ERR_UNSUPPORTED: a quantised base. */
+/* Adds the parameters to the optimizer, with the parameters' rule for matrices.  ERR_UNSUPPORTED: a quantised base.  A
+ * family with sinks, which have no gradient, is refused before (train.c). */
 int train_full_open(struct train_full *, const struct model *, const struct train_params *, struct optim *,
                     struct err *);
 size_t train_full_bytes(const struct train_full *); /* bytes of the packed weights and of the norms stored as 1 + w */
@@ -37,7 +39,8 @@ int train_full_bind(struct train_full *, const struct train_params *, struct opt
  * matrices are packed from it, so it must be called again after the values change. */
 void train_full_use(struct train_full *, struct optim *, float *values);
 /* Writes the values in p, a host array laid out as the optimizer's, as a model directory with the tensor names and
- * types of the base's file, and copies the other files of model_dir (NULL: none). */
+ * types of the base's file, and copies the other files of model_dir (NULL: none).  Experts that the file has fused, or
+ * under transformers' names in memory, are written one by one under the family's names. */
 int train_full_write(struct train_full *, const float *p, const char *model_dir, const char *dir, struct err *);
 void train_full_close(struct train_full *);
 

@@ -264,7 +264,7 @@ static void attention(struct train_model *m, const struct layer *l, const struct
         struct mat bare = here(m, k->bare);
         copy(m, bare, mat_cols(qkv, 0, bare.cols));
     }
-    if (l->b->qk_norm == QK_NORM_HEADS) {
+    if (block_norms_heads(l->b)) {
         chunked_head_norm(chunks_of(m), layer_q_norm(l, qkv));
         chunked_head_norm(chunks_of(m), layer_k_norm(l, qkv));
     } else if (l->b->qk_norm == QK_NORM_WHOLE) {
@@ -448,6 +448,12 @@ static void whole_norm_back(struct train_model *m, struct norm_args n, struct ma
         (struct norm_back_args){.dx = dx, .x = n.x, .dy = dx, .w = n.w, .eps = n.eps, .kind = n.kind, .dw = dw});
 }
 
+static void head_norm_back(struct train_model *m, struct head_norm_args n, struct mat dx, float *dw, float *db)
+{
+    chunked_head_norm_back(chunks_of(m), (struct head_norm_back_args){dx, n.x, n.col, n.heads, n.head_dim, n.w, n.eps,
+                                                                      dw, n.kind, db, n.by_head});
+}
+
 static void rotate_back(struct train_model *m, const struct layer *l, const struct kept *k, struct mat dqkv)
 {
     const struct layer_grads *g = m->grads ? &m->grads->layer[l->index] : &no_grads;
@@ -459,11 +465,8 @@ static void rotate_back(struct train_model *m, const struct layer *l, const stru
         whole_norm_back(m, layer_k_norm_whole(l, bare), layer_k_norm_whole(l, dbare).x, g->k_norm);
         return;
     }
-    struct head_norm_args q = layer_q_norm(l, bare), kn = layer_k_norm(l, bare);
-    chunked_head_norm_back(chunks_of(m),
-                           (struct head_norm_back_args){dbare, q.x, q.col, q.heads, q.head_dim, q.w, q.eps, g->q_norm});
-    chunked_head_norm_back(chunks_of(m), (struct head_norm_back_args){dbare, kn.x, kn.col, kn.heads, kn.head_dim, kn.w,
-                                                                      kn.eps, g->k_norm});
+    head_norm_back(m, layer_q_norm(l, bare), dbare, g->q_norm, g->q_norm_b);
+    head_norm_back(m, layer_k_norm(l, bare), dbare, g->k_norm, g->k_norm_b);
 }
 
 static void attn_backward(struct train_model *m, const struct layer *l, const struct kept *k, struct mat dqkv,
@@ -747,6 +750,7 @@ static void take_all(struct take *t)
     take_sites(t);
     train_experts_take(&m->experts, m->c, m->site, m->max_tokens, take_for_experts, t);
     m->experts.half = m->half;
+    m->experts.grads = m->grads ? m->grads->layer : NULL;
     m->h = take_mat(t, T, c->hidden);
     m->dx = take_mat(t, T, c->hidden);
     m->dh = take_mat(t, T, c->hidden);

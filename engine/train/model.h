@@ -17,25 +17,13 @@
 #include "engine/model/rope.h"
 #include "engine/model/weights.h"
 #include "engine/train/experts.h"
+#include "engine/train/grads.h"
 #include "engine/train/scheduler_gate.h"
 #include "engine/train/site.h"
 #include "kernels/ops.h"
 
 #include <stdbool.h>
 #include <stdint.h>
-
-/* ---- what is trained ------------------------------------------------------------------------------------------- */
-
-/* Gradients of all weights, in the shapes of struct weights; matrices (outputs, inputs) f32; NULL for weights the model
- * does not have.  embed and head are the same when tied. */
-struct layer_grads {
-    float *norm1_w, *norm1_b, *norm2_w, *norm2_b, *post1_w, *post1_b, *post2_w, *post2_b;
-    float *qkv, *qkv_b, *o, *o_b, *q_norm, *k_norm, *up, *up_b, *down, *down_b;
-};
-struct model_grads {
-    struct layer_grads *layer;
-    float *embed, *pos, *norm_w, *norm_b, *head, *head_b;
-};
 
 /* ---- a micro-batch --------------------------------------------------------------------------------------------- */
 

@@ -225,7 +225,7 @@ void chunked_head_norm_back(struct op_chunks c, struct head_norm_back_args a)
     int T = a.x.rows;
     for (int r = 0, n; r < T; r += n) {
         struct head_norm_back_args part = a;
-        n = norm_rows(c, a.dw, T - r, a.heads * a.head_dim);
+        n = norm_rows(c, a.dw || a.db, T - r, a.heads * a.head_dim);
         part.dx = mat_rows(a.dx, r, n);
         part.x = mat_rows(a.x, r, n);
         op_head_norm_back(c.d, part);

@@ -3,6 +3,7 @@
 
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
+#include "engine/model/family.h"
 #include "engine/train/train_state.h"
 #include "kernels/rng.h"
 
@@ -84,11 +85,13 @@ static void hash_job(struct train *t)
 static int check_model(const struct train *t, struct err *e)
 {
     const struct model_config *c = &t->model->c;
-    if (!model_experts(c).count || t->lora_method) return 0;
-    return err_set(e, ERR_UNSUPPORTED,
-                   "full fine-tuning of models with experts (%s) is not supported; lora and qlora train adapters on "
-                   "their attention",
-                   c->family->model_type);
+    for (const struct tensor_row *r = c->family->tensors->row; r->module && !t->lora_method; r++)
+        if (r->part == PART_SINKS)
+            return err_set(e, ERR_UNSUPPORTED,
+                           "full fine-tuning of %s models is not supported, since the sinks of their attention have no "
+                           "gradient here; lora and qlora train adapters of attention",
+                           c->family->model_type);
+    return 0;
 }
 
 static int open_all(struct train *t, struct err *e)

@@ -107,7 +107,7 @@ static inline struct block_form block_wide(const struct block_form *f)
 bool block_plan(struct weight *w, const struct weight_src *parts, int n_parts);
 /* Row `row` of src as output `lane` of a pair. Any thread; the rows of a pair touch different bytes. */
 void block_pack_row(const struct weight *w, int pair, int lane, const struct weight_src *src, int row);
-/* The values of output `lane` of a pair: out (cols). */
+/* The values of output `lane` of a pair: out (cols), by input. */
 void block_unpack_row(const struct weight *w, int pair, int lane, float *out);
 
 #endif

@@ -220,6 +220,7 @@ static void cpu_close(struct dev *head)
     cpu_unmap(d->attn.p, d->attn.bytes);
     cpu_unmap(d->panels.p, d->panels.bytes);
     cpu_unmap(d->transposed.p, d->transposed.bytes);
+    cpu_unmap(d->ordered.p, d->ordered.bytes);
     cpu_unmap(d->train.p, d->train.bytes);
     for (int i = 0; d->worker && i < head->threads; i++) cpu_unmap(d->worker[i].p, d->worker[i].bytes);
     free(d->worker);
@@ -229,8 +230,6 @@ static void cpu_close(struct dev *head)
 static const struct dev_ops cpu_ops = {
     .name = "cpu",
     .host_memory = true,
-    .packs_block = true,
-    .packs_f8 = true,
 #define X(op) .op = cpu_##op,
     OPS(X)
 #undef X

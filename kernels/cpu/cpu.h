@@ -39,11 +39,12 @@ struct weight {
     size_t pair_bytes, data_bytes; /* pair_bytes: of block the most */
     struct block_run *runs;        /* block: n_runs, else NULL */
     int n_runs, pair0;             /* pair0: of a slice, its first pair as runs count them */
+    uint32_t *order;               /* block with an order of columns: [cols], see weight_block; else NULL */
     uint8_t *data;
     const float *scale;      /* int8: within data */
     const int32_t *bias_sum; /* int8: likewise */
     bool gate_up;            /* each pair is a panel of gate and the corresponding panel of up; rows counts both */
-    bool borrowed;           /* data belongs to the caller of weight_open */
+    struct slab *slab;       /* that data is in; NULL: data belongs to the caller of weight_open */
 };
 
 /* One block for each (layer, head, page), so that neighbouring pages of a head are read as one stream: K [head_dim][16]
@@ -312,7 +313,9 @@ struct cpu_dev {
     struct pool *pool;
     struct scratch quant, outliers, experts, attn, train, panels;
     struct scratch transposed; /* with panels: for the backward GEMMs */
+    struct scratch ordered;    /* x or dx in the order of a weight's columns */
     struct scratch *worker;    /* [threads] */
+    struct slab *slabs;        /* of the weights; the first is being filled */
 };
 
 static inline struct cpu_dev *cpu_of(struct dev *d)
@@ -339,10 +342,28 @@ struct rows_run {
 /* Runs row(run, 0 .. rows - 1) on the pool. ns: an estimate of one row's time on one core. */
 void rows_run(struct dev *, void (*row)(const struct rows_run *, int), const void *args, int rows, double ns);
 
+/* x in the order of w's columns, in d->ordered; p is NULL when out of memory. */
+struct mat order_columns(struct dev *, const struct weight *w, const struct mat *x);
+/* The reverse: the columns of `from`, which are in w's order, to the inputs' places in x. */
+void order_inputs(struct dev *, const struct weight *w, struct mat *x, const struct mat *from);
+
 void *scratch_get(struct scratch *, size_t bytes); /* contents are lost; NULL: out of memory */
 void *cpu_map(size_t bytes);                       /* zeroed, 64-byte aligned, huge pages where large; NULL */
 void cpu_populate(void *p, size_t bytes);          /* makes mapped memory resident now, if the kernel can; any thread */
 void cpu_unmap(void *, size_t bytes);
+
+/* A mapping that weights share, filled from the front. A mapping for each weight would end in small pages, and of an
+ * expert's few megabytes they would be the most: reading them costs an address translation for every 4 KB. */
+struct slab {
+    struct slab *next;
+    uint8_t *p;
+    size_t bytes, used;
+    int weights; /* in it, not given back */
+};
+/* Takes `bytes` of zeroed memory, 64-byte aligned, from a slab of the list or a new one, and sets *p. @return the slab;
+ * NULL: out of memory. */
+struct slab *slab_take(struct slab **list, size_t bytes, uint8_t **p);
+void slab_give(struct slab **list, struct slab *); /* gives one weight back; the last one unmaps the slab */
 
 void cpu_embed(struct dev *, const struct embed_args *);
 void cpu_norm(struct dev *, const struct norm_args *);

@@ -147,20 +147,28 @@ static void add_expert(struct experts *x, int e)
     j->k1 = j->w->k_pad;
 }
 
-/* Divides the experts' outputs, and many rows, into tasks. @return the estimate of one core's time. */
+/* An estimate of one core's time for a pair of panels of a run, ns: arithmetic or memory, whichever takes longer. */
+static double pair_ns(const struct lin_run *r)
+{
+    const struct weight *w = r->job.w;
+    double multiply = (double)lin_rows(&r->job) * w->cols * PAIR / (lin_is_int(w->t) ? 100 : 30);
+    double read = (double)w->data_bytes / w->pairs / 20;
+    return multiply > read ? multiply : read;
+}
+
+/* Divides the experts' outputs, and many rows, into tasks of about the same time: rows are shared out unevenly.
+ * @return the estimate of one core's time. */
 static double plan(struct experts *x, int *tasks)
 {
-    int threads = x->d->head.threads, pairs = x->w[0]->pairs, want = threads * 20;
-    int per_task = (int)((int64_t)pairs * x->n / want);
-    per_task = per_task < 1 ? 1 : per_task > pairs ? pairs : per_task;
-    bool floats = !lin_is_int(x->w[0]->t);
-    double macs = (double)x->job.x.rows * x->w[0]->cols * pairs * PAIR, multiply = macs / (floats ? 30 : 100);
-    double read = (double)x->w[0]->data_bytes * x->n / 20;
+    enum { NEAR_ROWS = 192, LEAST_ROWS = 48 };
+    int threads = x->d->head.threads, pairs = x->w[0]->pairs;
+    double ns = 0;
+    for (int i = 0; i < x->n; i++) ns += pair_ns(&x->run[i].lin) * pairs;
     *tasks = 0;
     for (int i = 0; i < x->n; i++) {
         struct lin_run *r = &x->run[i].lin;
-        enum { NEAR_ROWS = 192, LEAST_ROWS = 48 };
-        r->pairs_per_task = per_task;
+        double each = ns / (threads * 20) / pair_ns(r);
+        int per_task = r->pairs_per_task = each < 1 ? 1 : each > pairs ? pairs : (int)each;
         r->pair_tasks = (pairs + per_task - 1) / per_task;
         r->job.skip = per_task * (threads - 1);
         int rows = lin_rows(&r->job), row_tasks = (rows + NEAR_ROWS - 1) / NEAR_ROWS;
@@ -173,7 +181,7 @@ static double plan(struct experts *x, int *tasks)
         x->run[i].first[MULTIPLY] = *tasks;
         *tasks += r->pair_tasks * row_tasks;
     }
-    return multiply > read ? multiply : read;
+    return ns;
 }
 
 static void run_experts(struct experts *x, int n, const char *op)
@@ -207,16 +215,4 @@ void cpu_experts_gate_up(struct dev *d, const struct experts_gate_up_args *a)
     struct lin_job job = {.y = a->y, .x = a->x, .gated = true, .act = a->act};
     struct experts x = {.d = cpu_of(d), .job = job, a->w, a->start, a->b, 2 * a->y.cols};
     run_experts(&x, a->n, "experts_gate_up");
-}
-
-/* Expert after expert: with the rows of a micro-batch each is a region of its own. */
-void cpu_experts_linear_back(struct dev *d, const struct experts_linear_back_args *a)
-{
-    for (int e = 0; e < a->n; e++) {
-        int row = a->start[e], rows = a->start[e + 1] - row;
-        struct linear_back_args one = {.dx = a->dx, .dy = a->dy, .w = a->w[e]};
-        one.dx.p = mat_row(&a->dx, row), one.dy.p = mat_row(&a->dy, row);
-        one.dx.rows = one.dy.rows = rows;
-        if (rows) cpu_linear_back(d, &one);
-    }
 }

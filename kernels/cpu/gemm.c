@@ -343,14 +343,21 @@ void cpu_linear_back(struct dev *head, const struct linear_back_args *a)
 {
     struct weight slice;
     const struct weight *w = weight_slice(a->w, a->first, a->dy.cols, &slice);
+    struct mat dx = w->order ? order_columns(head, w, &a->dx) : a->dx;
+    if (!dx.p) {
+        if (dx.rows) dev_fail(head, "linear_back", "out of memory");
+        return;
+    }
     struct gemm_run p = {.d = cpu_of(head),
-                         .job = {.y = a->dx, .alpha = 1, .accumulate = a->accumulate},
+                         .job = {.y = dx, .alpha = 1, .accumulate = a->accumulate},
                          .half = head->bf16_x && w->t != DT_F32,
                          .cols = a->dx.cols,
                          .back = w,
                          .left = a->dy,
                          .gathered = w->gate_up || w->t == DT_I8};
     run_chunks(&p, w->pairs, PAIR, "linear_back");
+    struct mat inputs = a->dx;
+    if (w->order) order_inputs(head, w, &inputs, &dx);
 }
 
 /* ---- sums ---------------------------------------------------------------------------------------------------- */

@@ -131,7 +131,8 @@ static void run_job(struct dev *head, const struct lin_job *job, const char *op)
     if (rows == 0) return;
     r.job.n_blocks = (rows + most - 1) / most;
     r.rounded = lin_is_int(t) || (lin_is_half(t) && head->bf16_x);
-    if (r.rounded && !quantise_x(d, &r)) {
+    if (job->w->order) r.job.x = order_columns(head, job->w, &job->x);
+    if (!r.job.x.p || (r.rounded && !quantise_x(d, &r))) {
         dev_fail(head, op, "out of memory for %d rows of quantised activations", rows);
         return;
     }

@@ -48,6 +48,23 @@ INLINE void step_dot(vi acc[R_MAX][P_MAX], enum block_codes codes, const uint8_t
     }
 }
 
+/* The start of a group: sum[r], the sum of each row's activations in it, and from that the integer sums, which begin
+ * with what the codes' zero takes off. each: of `sums`, the activations' own groups, in this one. @return the sums of
+ * the next group. */
+INLINE const int32_t *group_start(vi acc[R_MAX][P_MAX], int32_t sum[R_MAX], const int32_t *sums, int each, int zero,
+                                  const int R, const int P)
+{
+    FOR_R sum[r] = sums[r];
+    sums += R;
+    for (int i = 1; i < each; i++, sums += R) FOR_R sum[r] += sums[r];
+    FOR_R
+    {
+        vi less = i_set1(sum[r] * zero);
+        FOR_P acc[r][p] = less;
+    }
+    return sums;
+}
+
 INLINE void block_grouped(const struct lin_job *j, const struct block *b, enum block_codes codes, const int R,
                           const int P)
 {
@@ -67,14 +84,7 @@ INLINE void block_grouped(const struct lin_job *j, const struct block *b, enum b
         for (int in = 0; in < n; in++) {
             int32_t sum[R_MAX];
             vi acc[R_MAX][P_MAX];
-            FOR_R sum[r] = sums[r];
-            sums += R;
-            for (int i = 1; i < each; i++, sums += R) FOR_R sum[r] += sums[r];
-            FOR_R
-            {
-                vi less = i_set1(sum[r] * zero);
-                FOR_P acc[r][p] = less;
-            }
+            sums = group_start(acc, sum, sums, each, zero, R, P);
             for (int k = 0; k < f->group; k += codes_step(codes), w += codes_bytes(codes)) {
                 UNROLL for (size_t line = 0; line < codes_bytes(codes); line += 64 * 2) FOR_P ahead =
                     prefetch(ahead, stride, R);
@@ -112,14 +122,7 @@ INLINE void block_expanded(const struct lin_job *j, const struct block *b, const
         const float *scale = (const float *)w + b->panel * PANEL;
         int32_t sum[R_MAX];
         vi acc[R_MAX][P_MAX];
-        FOR_R sum[r] = sums[r];
-        sums += R;
-        for (int i = 1; i < each; i++, sums += R) FOR_R sum[r] += sums[r];
-        FOR_R
-        {
-            vi less = i_set1(sum[r] * zero);
-            FOR_P acc[r][p] = less;
-        }
+        sums = group_start(acc, sum, sums, each, zero, R, P);
         w += PAIR * sizeof(float) * (minimum ? 2 : 1);
         for (int i = 0; i < lines; i++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
         for (int k = 0; k < group; k += 16, w += codes_bytes(CODES_8), q += 16 * R)

@@ -91,7 +91,7 @@ INLINE void f8_rows(const struct lin_job *j, const uint8_t *pair, int row, const
             FOR_R FOR_P acc[r][p] = v_zero();
             for (int i = 0; i + 4 <= n; i += 4, pair += F8_WORDS, x += step) {
                 FOR_P four[p] = i_load(pair + p * 64);
-                FOR_P prefetch(pair + PREFETCH_FAR + p * 64, 0, R);
+                FOR_P prefetch((const uint8_t *)((uintptr_t)pair + PREFETCH_FAR + (size_t)p * 64), 0, R);
                 f8_word(acc, four, x, ld, rounded, 4, R);
             }
             if (n % 4) {
@@ -151,7 +151,7 @@ static void f8_block(const struct f8_task *t, const uint8_t *pair, int row, int 
             b.ahead = pair + at;
             b.stride = 0;
             if (t->share) {
-                b.ahead = t->next + (size_t)column * t->share / (size_t)w->cols;
+                b.ahead = (const uint8_t *)((uintptr_t)t->next + (size_t)column * t->share / (size_t)w->cols);
                 b.stride = t->share / (size_t)w->cols;
             } else if (!t->keep) {
                 b.ahead = (const uint8_t *)((uintptr_t)b.ahead + PREFETCH_FAR);

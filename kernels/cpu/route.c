@@ -11,16 +11,28 @@ static bool taken(const uint64_t *set, int e)
     return set[e / 64] >> (e % 64) & 1;
 }
 
-/* The best expert that is not in the set: the first of the largest logits; NaN is below all numbers. */
-static int best_of(const float *logit, int n, const uint64_t *set)
+/* Chooses k experts: those with the largest logits, of equal ones the first; NaN is below all numbers. *max: the
+ * largest number, if any. @return whether all logits are numbers below infinity. */
+static bool choose(const float *logit, int n, int k, uint64_t *set, float *max)
 {
-    int best = -1, left = -1;
+    int best[EXPERTS_CHOSEN_MAX] = {0}, found = 0; /* so far, the largest first */
+    bool whole = true;
     for (int e = 0; e < n; e++) {
-        if (taken(set, e)) continue;
-        if (left < 0) left = e;
-        if (logit[e] >= -INFINITY && (best < 0 || logit[e] > logit[best])) best = e;
+        float v = logit[e];
+        whole &= v < INFINITY;
+        if (!(v >= -INFINITY) || (found == k && v <= logit[best[k - 1]])) continue;
+        int at = found < k ? found++ : k - 1;
+        for (; at > 0 && logit[best[at - 1]] < v; at--) best[at] = best[at - 1];
+        best[at] = e;
     }
-    return best < 0 ? left : best;
+    if (found) *max = logit[best[0]];
+    for (int j = 0; j < found; j++) set[best[j] / 64] |= (uint64_t)1 << (best[j] % 64);
+    for (int e = 0; found < k; e++) {
+        if (taken(set, e)) continue;
+        set[e / 64] |= (uint64_t)1 << (e % 64);
+        found++;
+    }
+    return whole;
 }
 
 static void route_row(const struct rows_run *r, int t)
@@ -31,27 +43,19 @@ static void route_row(const struct rows_run *r, int t)
     float *weight = mat_row(&a->weight, t), max = -INFINITY, p[EXPERTS_MAX] = {0};
     int32_t *expert = a->expert + (size_t)t * k;
     uint64_t set[EXPERTS_MAX / 64] = {0};
-    bool broken = false;
+    bool whole = choose(logit, n, k, set, &max);
     double sum = 0;
-    for (int j = 0; j < k; j++) {
-        unsigned e = (unsigned)best_of(logit, n, set);
-        set[e / 64] |= (uint64_t)1 << (e % 64);
-    }
-    for (int e = 0; e < n; e++) {
-        broken |= !(logit[e] < INFINITY);
-        if (logit[e] > max) max = logit[e];
-    }
     for (int e = 0; e < n; e++) {
         if (!a->normalise || taken(set, e)) sum += (double)(p[e] = expf(logit[e] - max));
         if (taken(set, e)) expert[at++] = e;
     }
-    for (int j = 0; j < k; j++) weight[j] = broken ? NAN : (float)((double)p[expert[j]] / sum);
+    for (int j = 0; j < k; j++) weight[j] = whole ? (float)((double)p[expert[j]] / sum) : NAN;
 }
 
 void cpu_route(struct dev *d, const struct route_args *a)
 {
     int n = a->logits.cols, k = a->weight.cols, T = a->logits.rows, at[EXPERTS_MAX] = {0};
-    rows_run(d, route_row, a, T, n * (k + 8.0));
+    rows_run(d, route_row, a, T, n * 8.0);
     for (int i = 0; i < T * k; i++) at[a->expert[i]]++;
     for (int e = 0, row = 0; e <= n; e++) {
         a->start[e] = row;
@@ -68,19 +72,33 @@ void cpu_route(struct dev *d, const struct route_args *a)
 
 /* ---- combine ------------------------------------------------------------------------------------------------- */
 
+enum { PART = 512 }; /* columns, so that a part of y stays in the core's cache while the experts' are added */
+
+/* Row j of the k that are added to row t of y. */
+static const float *chosen_row(const struct combine_args *a, int t, int j)
+{
+    return mat_row(&a->x, a->place[(size_t)t * a->k + j]);
+}
+
 static void combine_row(const struct rows_run *r, int t)
 {
     const struct combine_args *a = r->args;
-    size_t n = (size_t)a->y.cols;
-    float *y = mat_row(&a->y, t), beta = 0;
-    if (a->shared.p) {
-        float by = a->gate.p ? 1 / (1 + expf(-*mat_row(&a->gate, t))) : 1;
-        r->isa->axpby(y, mat_row(&a->shared, t), n, by, 0);
-        beta = 1;
-    }
-    for (int j = 0; j < a->k; j++, beta = 1) {
-        float by = a->weight.p ? mat_row(&a->weight, t)[j] : 1;
-        r->isa->axpby(y, mat_row(&a->x, a->place[(size_t)t * a->k + j]), n, by, beta);
+    float *y = mat_row(&a->y, t), shared = 1;
+    if (a->gate.p) shared = 1 / (1 + expf(-*mat_row(&a->gate, t)));
+    for (int c = 0; c < a->y.cols; c += PART) {
+        size_t n = (size_t)(a->y.cols - c < PART ? a->y.cols - c : PART);
+        float beta = 0;
+        if (a->shared.p) {
+            r->isa->axpby(y + c, mat_row(&a->shared, t) + c, n, shared, 0);
+            beta = 1;
+        }
+        for (int j = 0; j < a->k; j++, beta = 1) {
+            /* the rows are far apart, and too short for the hardware prefetcher */
+            const float *next = j + 1 < a->k ? chosen_row(a, t, j + 1) + c : chosen_row(a, t, 0) + c + n;
+            if (j + 1 < a->k || c + PART < a->y.cols)
+                for (size_t i = 0; i < n; i += 16) __builtin_prefetch(next + i);
+            r->isa->axpby(y + c, chosen_row(a, t, j) + c, n, a->weight.p ? mat_row(&a->weight, t)[j] : 1, beta);
+        }
     }
 }
 

@@ -94,7 +94,8 @@ static void head_norm_row(const struct rows_run *r, int t)
     const struct head_norm_args *a = r->args;
     for (int h = 0; h < a->heads; h++) {
         float *x = mat_row(&a->x, t) + a->col + (size_t)h * a->head_dim;
-        r->isa->norm(x, x, a->head_dim, a->w, NULL, a->eps, NORM_RMS);
+        size_t at = a->by_head ? (size_t)h * a->head_dim : 0;
+        r->isa->norm(x, x, a->head_dim, a->w + at, a->b ? a->b + at : NULL, a->eps, a->kind);
     }
 }
 

@@ -74,23 +74,25 @@ static void head_norm_back_row(const struct norm_run *r, int t, float *sums)
 {
     const struct head_norm_back_args *a = r->args;
     for (int h = 0; h < a->heads; h++) {
-        size_t col = (size_t)a->col + (size_t)h * a->head_dim;
+        size_t col = (size_t)a->col + (size_t)h * a->head_dim, at = a->by_head ? (size_t)h * a->head_dim : 0;
         float *dx = mat_row(&a->dx, t) + col;
         r->isa->norm_back(&(struct norm_back_row){.dx = dx,
                                                   .x = mat_row(&a->x, t) + col,
                                                   .dy = dx,
-                                                  .w = a->w,
+                                                  .w = a->w + at,
                                                   .n = a->head_dim,
                                                   .eps = a->eps,
-                                                  .kind = NORM_RMS,
-                                                  .dw = sums});
+                                                  .kind = a->kind,
+                                                  .dw = a->dw ? sums + at : NULL,
+                                                  .db = a->db ? sums + r->width / 2 + at : NULL});
     }
 }
 
 void cpu_head_norm_back(struct dev *d, const struct head_norm_back_args *a)
 {
     struct norm_run r = {.args = a, .row = head_norm_back_row, .rows = a->x.rows};
-    norm_run(d, "head_norm_back", &r, (float *[2]){a->dw, NULL}, a->head_dim, a->heads * (a->head_dim / 4.0 + 20));
+    int n = a->by_head ? a->heads * a->head_dim : a->head_dim;
+    norm_run(d, "head_norm_back", &r, (float *[2]){a->dw, a->db}, n, a->heads * (a->head_dim / 4.0 + 20));
 }
 
 /* ---- rope, activations --------------------------------------------------------------------------------------- */

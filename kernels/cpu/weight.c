@@ -157,7 +157,7 @@ static bool weight_plan(struct weight *w, const struct weight_src *s, int n_part
 static void weight_set_data(struct weight *w, uint8_t *data)
 {
     w->data = data;
-    if (w->t != DT_I8 || !data) return;
+    if (w->t != DT_I8) return;
     w->scale = (const float *)(data + (size_t)w->pairs * w->pair_bytes);
     w->bias_sum = (const int32_t *)(w->scale + (size_t)w->pairs * PAIR);
 }
@@ -177,7 +177,7 @@ static bool has_minus_128(const struct weight_src *parts, int n_parts)
 
 static void drop(struct weight *w)
 {
-    if (w) free(w->runs);
+    if (w) free(w->runs), free(w->order);
     free(w);
 }
 
@@ -194,8 +194,9 @@ struct weight *cpu_weight_pack(struct dev *head, const struct weight_src *parts,
     struct weight *w = calloc(1, sizeof *w);
     if (!w || !weight_plan(w, parts, n_parts, rows) || (w->t == DT_I8 && has_minus_128(parts, n_parts)))
         return drop(w), NULL;
-    weight_set_data(w, cpu_map(w->data_bytes));
-    if (!w->data) return drop(w), NULL;
+    uint8_t *data;
+    if (!(w->slab = slab_take(&d->slabs, w->data_bytes, &data))) return drop(w), NULL;
+    weight_set_data(w, data);
     struct pack_job j = {w, parts, n_parts, d->isa};
     int chunk = (w->pairs + POOL_TASKS_MAX - 1) / POOL_TASKS_MAX;
     cpu_run(d, pack_task, &j, (w->pairs + chunk - 1) / chunk, (double)w->data_bytes);
@@ -259,7 +260,6 @@ struct weight *cpu_weight_open(struct dev *d, const struct weight_src *shape, co
         !weight_plan(w, shape, 1, (size_t)shape->rows) || w->data_bytes != bytes || (uintptr_t)packed % SCALES_ALIGN)
         return free(w), NULL;
     weight_set_data(w, (uint8_t *)packed);
-    w->borrowed = true;
     return w;
 }
 
@@ -304,11 +304,11 @@ void weight_row(const struct weight *w, int row, float *out)
 void cpu_weight_free(struct dev *d, struct weight *w)
 {
     if (!w) return;
-    if (!w->borrowed) cpu_unmap(w->data, w->data_bytes);
+    if (w->slab) slab_give(&cpu_of(d)->slabs, w->slab);
     drop(w);
 }
 
 size_t cpu_weight_bytes(const struct weight *w)
 {
-    return w->data_bytes;
+    return w->data_bytes + (w->order ? (size_t)w->cols * sizeof *w->order : 0);
 }

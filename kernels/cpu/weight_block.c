@@ -118,7 +118,11 @@ bool block_plan(struct weight *w, const struct weight_src *parts, int n_parts)
         group_most = group > group_most ? group : group_most;
         if (!w->group || group < w->group) w->group = group;
     }
-    if (!w->group) return false;
+    if (!w->group || !block_order_ok(parts, n_parts)) return false;
+    const uint32_t *order = parts->block->order;
+    size_t bytes = (size_t)w->cols * sizeof *order;
+    if (order && !(w->order = malloc(bytes))) return false;
+    if (order) memcpy(w->order, order, bytes);
     if ((double)w->pairs * PAIR * ((double)w->cols + 128) > 1e15) return false;
     w->k_pad = (w->cols + group_most - 1) / group_most * group_most;
     w->n_groups = w->k_pad / w->group;
@@ -239,7 +243,7 @@ void block_unpack_row(const struct weight *w, int pair, int lane, float *out)
             unsigned u = code_get(f->codes, codes, lane, i);
             if (f->codes == CODES_TABLE) u = f->table[u];
             float product = (float)((int)u + f->zero) * scale;
-            out[k] = f->minimum ? product - minimum : product;
+            out[w->order ? w->order[k] : (uint32_t)k] = f->minimum ? product - minimum : product;
         }
     }
 }

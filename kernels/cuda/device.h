@@ -82,6 +82,8 @@ static inline gpu_dev *gpu_of(struct dev *d)
  * a library) must check d->measuring first. */
 void *gpu_scratch(gpu_dev *, const char *op, enum area, size_t bytes);
 
+enum { GPU_STAGE_MOST = 16 << 20 }; /* bytes that gpu_stage takes at once */
+
 /* A device copy of host memory, in stream order; valid for what is enqueued before the next finish. NULL: the device
  * has failed. */
 const void *gpu_stage(gpu_dev *, const char *op, const void *host, size_t bytes);
@@ -186,6 +188,7 @@ struct gpu_weight {
     const void *scale;       /* within data */
     struct block_run *runs;  /* of block: in host memory, owned; data begins with a copy of them */
     int n_runs;
+    const uint32_t *order; /* of block with an order of columns: (cols), within data; else NULL */
 };
 
 static inline const gpu_weight *weight_of(const struct weight *w)

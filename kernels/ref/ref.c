@@ -67,7 +67,8 @@ static void ref_head_norm(struct dev *d, const struct head_norm_args *a)
     for (int t = 0; t < a->x.rows; t++)
         for (int h = 0; h < a->heads; h++) {
             float *x = mat_row(&a->x, t) + a->col + h * a->head_dim;
-            norm_row(x, x, a->head_dim, a->w, NULL, a->eps, NORM_RMS);
+            size_t at = a->by_head ? (size_t)h * a->head_dim : 0;
+            norm_row(x, x, a->head_dim, a->w + at, a->b ? a->b + at : NULL, a->eps, a->kind);
         }
 }
 
@@ -195,7 +196,7 @@ static void ref_linear(struct dev *d, const struct linear_args *a)
     const struct weight *w = a->w;
     size_t K = (size_t)w->cols;
     int8_t *q = malloc(2 * K + 1), *q2 = q + K; /* q2: the residual of an outlier row */
-    float *rest = malloc((K + 1) * sizeof *rest);
+    float *rest = malloc((2 * K + 1) * sizeof *rest), *sorted = rest + K;
     if (!q || !rest) {
         free(q), free(rest);
         dev_fail(d, "linear", "out of memory");
@@ -203,6 +204,8 @@ static void ref_linear(struct dev *d, const struct linear_args *a)
     }
     for (int t = 0; t < a->x.rows; t++) {
         const float *x = mat_row(&a->x, t);
+        for (size_t k = 0; w->order && k < K; k++) sorted[k] = x[w->order[k]];
+        if (w->order) x = sorted;
         float step = w->q ? quantise(q, x, w->cols) : 0, step2 = 0;
         bool outlier = w->q && is_outlier(x, w->cols);
         for (int k = 0; outlier && k < w->cols; k++) rest[k] = fmaf(-(float)q[k], step, x[k]);
@@ -224,6 +227,7 @@ static void ref_weight_free(struct dev *d, struct weight *w)
     free(w->q);
     free(w->scale);
     free(w->minimum);
+    free(w->order);
     free(w);
 }
 
@@ -296,6 +300,16 @@ static void unpack_part(struct weight *w, size_t row0, const struct weight_src *
     }
 }
 
+static bool set_order(struct weight *w, const uint32_t *order)
+{
+    size_t K = (size_t)w->cols;
+    if (!(w->order = malloc(2 * K * sizeof *w->order))) return false;
+    w->place = w->order + K;
+    memcpy(w->order, order, K * sizeof *order);
+    for (size_t k = 0; k < K; k++) w->place[order[k]] = (uint32_t)k;
+    return true;
+}
+
 static struct weight *ref_weight_pack(struct dev *d, const struct weight_src *parts, int n_parts)
 {
     struct weight *w = calloc(1, sizeof *w);
@@ -310,6 +324,7 @@ static struct weight *ref_weight_pack(struct dev *d, const struct weight_src *pa
             return free(w), NULL;
         rows += (size_t)parts[i].rows;
     }
+    if (!block_order_ok(parts, n_parts)) return free(w), NULL;
     *w = (struct weight){.t = parts[0].t, .rows = (int)rows, .cols = parts[0].cols, .group = parts[0].group};
     if (w->t != DT_I4) w->group = is_block ? 16 : w->cols;
     w->n_groups = (w->cols - 1) / w->group + 1;
@@ -322,6 +337,7 @@ static struct weight *ref_weight_pack(struct dev *d, const struct weight_src *pa
         w->f = calloc(n, sizeof(float));
     }
     if (is_int ? !w->q || !w->scale || (is_block && !w->minimum) : !w->f) return ref_weight_free(d, w), NULL;
+    if (is_block && parts->block->order && !set_order(w, parts->block->order)) return ref_weight_free(d, w), NULL;
     for (size_t i = 0, row = 0; i < (size_t)n_parts; row += (size_t)parts[i++].rows) unpack_part(w, row, parts + i);
     return w;
 }
@@ -517,8 +533,6 @@ struct dev *ref_open(char why[160])
                               TRAIN_OPS(X)
 #undef X
                                   .weight_pack = ref_weight_pack,
-                              .packs_block = true,
-                              .packs_f8 = true,
                               .weight_free = ref_weight_free,
                               .weight_update = ref_weight_update,
                               .weight_bytes = ref_weight_bytes,

@@ -11,10 +11,13 @@ struct weight {
     int8_t *q;                       /* (rows, cols) int8, int4, block */
     float *scale;                    /* (rows, n_groups) */
     float *minimum;                  /* (rows, n_groups); block, else NULL */
+    uint32_t *order, *place;         /* block with an order of columns: that, and the column of each input; else NULL */
 };
 
+/* The weight of input `col`. */
 static inline float ref_weight_at(const struct weight *w, int row, int col)
 {
+    if (w->place) col = (int)w->place[col];
     size_t i = (size_t)row * w->cols + col;
     if (w->f) return w->f[i];
     size_t g = (size_t)row * w->n_groups + col / w->group;

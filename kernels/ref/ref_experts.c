@@ -74,14 +74,6 @@ void ref_experts_linear(struct dev *d, const struct experts_linear_args *a)
                                                 .b = a->b ? a->b + (size_t)e * a->y.cols : NULL});
 }
 
-void ref_experts_linear_back(struct dev *d, const struct experts_linear_back_args *a)
-{
-    for (int e = 0; e < a->n; e++)
-        d->ops->linear_back(d, &(struct linear_back_args){.dx = rows_of(&a->dx, a->start, e),
-                                                          .dy = rows_of(&a->dy, a->start, e),
-                                                          .w = a->w[e]});
-}
-
 void ref_combine_back(struct dev *d, const struct combine_back_args *a)
 {
     int C = a->dy.cols;

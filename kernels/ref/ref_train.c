@@ -67,17 +67,19 @@ void ref_norm_back(struct dev *d, const struct norm_back_args *a)
 
 void ref_head_norm_back(struct dev *d, const struct head_norm_back_args *a)
 {
-    int D = a->head_dim;
-    struct norm_back_args norm = {.w = a->w, .eps = a->eps, .kind = NORM_RMS};
-    double *sums = doubles(d, "head_norm_back", 2 * (size_t)D);
+    int D = a->head_dim, width = a->by_head ? a->heads * D : D;
+    struct norm_back_args norm = {.eps = a->eps, .kind = a->kind};
+    double *sums = doubles(d, "head_norm_back", 2 * (size_t)width);
     if (!sums) return;
     for (int t = 0; t < a->x.rows; t++)
         for (int h = 0; h < a->heads; h++) {
-            int col = a->col + h * D;
+            int col = a->col + h * D, at = a->by_head ? h * D : 0;
             float *dx = mat_row(&a->dx, t) + col;
-            norm_back_row(dx, mat_row(&a->x, t) + col, dx, D, &norm, sums, sums + D);
+            norm.w = a->w + at;
+            norm_back_row(dx, mat_row(&a->x, t) + col, dx, D, &norm, sums + at, sums + width + at);
         }
-    add_sums(a->dw, sums, D);
+    add_sums(a->dw, sums, width);
+    add_sums(a->db, sums + width, width);
     free(sums);
 }
 

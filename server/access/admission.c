@@ -64,7 +64,7 @@ struct admission *admission_open(const struct admission_needs *with)
     policy_init(&a->admit, &(struct policy_limits){.max_seqs = set->max_seqs,
                                                    .max_queue = set->max_queue,
                                                    .max_tokens = INT64_MAX,
-                                                   .max_wait = set->max_wait});
+                                                   .max_wait = with->background ? 0 : set->max_wait});
     CHECK(uv_timer_init(with->loop, &a->timer) == 0);
     a->timer.data = a;
     return a;
@@ -97,8 +97,9 @@ static void observe(struct admission *a)
 {
     struct engine_stats s;
     if (!a->engine) return;
-    a->admit.limits.max_wait = a->with.set->max_wait; /* a reload may change these */
-    a->admit.limits.max_tokens = queue_tokens(a->with.set, a->info);
+    bool background = a->with.background;
+    a->admit.limits.max_wait = background ? 0 : a->with.set->max_wait; /* a reload may change these */
+    a->admit.limits.max_tokens = background ? INT64_MAX : queue_tokens(a->with.set, a->info);
     engine_stats_read(a->engine, &s);
     /* with more than nine tenths of the pages in use, no further sequence can start even if slots are free */
     bool crowded = s.running > 0 && s.pages_used > s.pages_total / 10 * 9;
@@ -261,7 +262,7 @@ static bool decide_unread(struct admission *a, struct http_req *req, int n, uint
 {
     uint64_t now = clock_now();
     double retry = 0;
-    if (!read_deadline(req, a->with.set->request_timeout, deadline)) {
+    if (!read_deadline(req, a->with.background ? 0 : a->with.set->request_timeout, deadline)) {
         reply_invalid(req, "X-Request-Timeout: expected milliseconds, a whole number from 1 to 86400000");
         return false;
     }
@@ -327,7 +328,9 @@ struct admission_handle *admission_enter(struct http_req *req)
         .deadline = deadline,
         .client = request.client,
         .per = request.per,
-        .priority_max = req->key ? req->key->priority_max : INT_MIN,
+        .priority_max = a->with.background ? INT_MAX
+                        : req->key         ? req->key->priority_max
+                                           : INT_MIN,
     };
     t->client->users++;
     return t;

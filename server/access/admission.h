@@ -37,6 +37,9 @@ struct admission_needs {
     struct uv_loop_s *loop;
     bool (*pool_has_room)(void *pool, uint64_t client); /* whether the thread pool takes one more job of the client */
     void *pool;
+    /* Of requests that nobody waits for: they have no deadline of the server's and no longest wait, and run with the
+     * least urgent priority, so that the engine gives way to all others. */
+    bool background;
 };
 
 /* The state is SERVING_LOADING at first. */

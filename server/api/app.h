@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct batches;
 struct bridge;
 struct device_watch;
 struct engine;
@@ -38,6 +39,7 @@ struct app {
     struct chat_format chat;
     struct buf tokenizer_info; /* answer of GET /tokenizer_info; owned */
     struct admission *admission;
+    struct admission *background; /* of local exchanges (net/local.h): a queue of its own, behind all others */
     struct grammar_cache *grammar_cache;
     struct bridge *bridge;
     struct sse_hub *sse;
@@ -45,6 +47,7 @@ struct app {
     struct uv_loop_s *loop;
     struct store *store;
     struct jobs *jobs;
+    struct batches *batches;
     struct watchdog *watchdog;
     struct metrics metrics;
     struct credentials credentials;

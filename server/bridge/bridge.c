@@ -39,6 +39,7 @@ struct gen {
     struct http_req *req;
     struct gen_view view; /* except req and paused */
     bool begun;           /* its first event arrived */
+    bool background;      /* as http_req has it */
     bool paused;
 };
 
@@ -152,6 +153,7 @@ struct gen *bridge_submit(struct bridge *b, const struct gen_request *r, struct 
     g->fn = fn;
     g->arg = arg;
     g->req = req;
+    g->background = req->background;
     g->view = (struct gen_view){.adapter = r->adapter,
                                 .received = req->received,
                                 .submitted = clock_now(),
@@ -219,7 +221,7 @@ static void check_idle(struct bridge *b)
 static void finish_gen(struct gen *g, const struct event *ev, const struct event_batch *batch, uint64_t now)
 {
     struct bridge *b = g->bridge;
-    metrics_finish(b->metrics, ev, g->view.received, now);
+    metrics_finish(b->metrics, ev, g->background ? 0 : g->view.received, now);
     if (ev->finish == FINISH_CANCELLED) metrics_abort(b->metrics, g->fn ? ABORT_SHUTDOWN : ABORT_CLIENT);
     if (ev->finish == FINISH_TIMEOUT) metrics_abort(b->metrics, ABORT_DEADLINE);
     if (ev->finish == FINISH_ERROR) metrics_abort(b->metrics, ABORT_ERROR);
@@ -246,7 +248,8 @@ static void dispatch(const struct event *ev, const struct event_batch *batch, ui
     }
     if (ev->kind == EV_TOKEN) {
         uint64_t since = v->last_token ? v->last_token : v->received;
-        metrics_observe(g->bridge->metrics, v->last_token ? HIST_ITL : HIST_TTFT, (double)(now - since) * 1e-9);
+        if (!g->background)
+            metrics_observe(g->bridge->metrics, v->last_token ? HIST_ITL : HIST_TTFT, (double)(now - since) * 1e-9);
         if (!v->first_token) v->first_token = now;
         v->last_token = now;
         v->n_generated++;
@@ -288,7 +291,7 @@ bool bridge_has_room(const struct bridge *b, uint64_t client)
 uint64_t bridge_oldest_waiting(const struct bridge *b)
 {
     for (const struct gen *g = b->gens.next; g != &b->gens; g = g->next)
-        if (!g->view.first_token && g->fn) return g->view.submitted;
+        if (!g->view.first_token && g->fn && !g->background) return g->view.submitted;
     return 0;
 }
 

@@ -49,7 +49,8 @@ void bridge_resume(struct gen *);
 /* @return false when the engine or the pool would refuse a new request of the client.  Meant to be called before any
  * work is spent on the request. */
 bool bridge_has_room(const struct bridge *, uint64_t client);
-/* @return the clock_now() at which the oldest generation without a token was submitted; 0: there is none. */
+/* @return the clock_now() at which the oldest generation without a token was submitted; 0: there is none.  Those in the
+ * background are not looked at. */
 uint64_t bridge_oldest_waiting(const struct bridge *);
 
 /* A generation as the loop knows it, for debugging. */

@@ -17,19 +17,23 @@ int cmd_generate(int argc, char **argv);
 int cmd_chat(int argc, char **argv);
 int cmd_tokenize(int argc, char **argv);
 int cmd_perplexity(int argc, char **argv);
+int cmd_eval(int argc, char **argv);
 int cmd_quantize(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_train(int argc, char **argv);
+int cmd_doctor(int argc, char **argv); /* 0: nothing to change on this machine; 1: something */
 int cmd_health(int argc, char **argv); /* 0: the daemon answers 200; 1: anything else */
 int cmd_key(int argc, char **argv);
 int cmd_pull(int argc, char **argv);
 int cmd_models(int argc, char **argv);
+int cmd_batch(int argc, char **argv);
 
 /* Parses the settings of a command.  @return true when the command should run; otherwise *status is its exit status
  * (after --help, or after printing an error in the arguments).  Free *s with settings_free in both cases. */
 bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, const char *usage, const char *about,
                   int *status);
-/* Finds what --model, --adapter and --from name: directories, or names of the hub.  Sets model_dir and model_name.
+/* Finds what --model, --adapter and --from name: directories, or names of the hub.  Sets model_dir, model_name and
+ * adapter_dirs.
  * find_model.c */
 int cmd_find_model(struct settings *, const struct hub *, struct err *e);
 /* Both point into the settings. */

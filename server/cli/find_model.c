@@ -32,7 +32,14 @@ int cmd_find_model(struct settings *s, const struct hub *h, struct err *e)
         s->model_name = f.name;
     }
     int rc = find_adapter(&s->adapter, h, e);
-    return rc ? rc : find_adapter(&s->from, h, e);
+    if (!rc) rc = find_adapter(&s->from, h, e);
+    s->adapter_dirs.v = mem_array((size_t)s->eval_adapters.n + 1, sizeof *s->adapter_dirs.v);
+    for (int i = 0; i < s->eval_adapters.n && !rc; i++) {
+        char **dir = &s->adapter_dirs.v[s->adapter_dirs.n++];
+        *dir = mem_strdup(s->eval_adapters.v[i]);
+        rc = find_adapter(dir, h, e);
+    }
+    return rc;
 }
 
 /* ---- a download in the foreground -------------------------------------------------------------------------------- */

@@ -11,15 +11,18 @@ static const struct {
 } commands[] = {
     {"serve", "serve a model over HTTP", cmd_serve},
     {"chat", "talk with a model in the terminal", cmd_chat},
+    {"batch", "answer a file of requests", cmd_batch},
     {"generate", "continue a prompt in the terminal", cmd_generate},
     {"tokenize", "text to token ids, and back", cmd_tokenize},
     {"perplexity", "measure a model on a text", cmd_perplexity},
+    {"eval", "evaluate a model, its adapters and quantised forms on rows", cmd_eval},
     {"train", "fine-tune a model, or train it from random weights", cmd_train},
     {"quantize", "write a model with int8, int4 or nf4 weights", cmd_quantize},
     {"pull", "download a model from the Hugging Face hub", cmd_pull},
     {"models", "list and remove downloaded models", cmd_models},
     {"health", "check whether a running daemon is healthy", cmd_health},
     {"key", "make, list and revoke API keys", cmd_key},
+    {"doctor", "say what slows a model down on this machine", cmd_doctor},
     {"bench", "measure speed beside what the machine could do", cmd_bench},
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };

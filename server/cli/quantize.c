@@ -1,4 +1,5 @@
-/* tandem quantize: a model directory with int8, int4 or nf4 weights from one with floats, or a GGUF file.  Main thread. */
+/* tandem quantize: a model directory with int8, int4 or nf4 weights from one with floats, or a GGUF file.  Main thread.
+ */
 #include "engine/model/quantize.h"
 
 #include "server/cli/cmd.h"
@@ -43,7 +44,8 @@ static int run(const struct settings *s)
     struct err e = {0};
     const char *type = choose_type(s, &e);
     if (!type) return cmd_fail(&e);
-    struct quantize_options o = {.type = type, .layout = s->layout, .progress = show_progress};
+    struct quantize_summary summary = {0};
+    struct quantize_options o = {.type = type, .layout = s->layout, .progress = show_progress, .summary = &summary};
     if (s->verify_weights) {
         if (quantize_verify(settings_model_dir(s), &e)) return cmd_fail(&e);
         fprintf(stderr, "%s: every checksum is right\n", s->model);
@@ -62,6 +64,9 @@ static int run(const struct settings *s)
     buf_free(&text);
     if (rc) return cmd_fail(&e);
     fprintf(stderr, "%s: written, %s\n", s->out, type);
+    if (summary.unseen)
+        fprintf(stderr, "%d of %d experts saw no token of the text and are rounded without calibration\n",
+                summary.unseen, summary.experts);
     return 0;
 }
 

@@ -7,7 +7,8 @@
  * closes when the last generation is done.  (On a socket from the service manager nothing is accepted before `ready`,
  * and it is closed at the signal: clients wait in its backlog for the next process.)  SIGHUP reloads (reload.h).  A
  * training job writes its checkpoint at the signal, and continues at the next start; event streams end with the
- * generations.  Closing order: connections, job runner, store, thread pool, engine. Loop thread, except work_load. */
+ * generations.  A batch drops its lines at the signal.  Closing order: connections, batches, job runner, store, thread
+ * pool, engine. Loop thread, except work_load. */
 #include "engine/base/clock.h"
 #include "engine/base/crash.h"
 #include "engine/base/log.h"
@@ -16,15 +17,15 @@
 #include "server/access/credentials.h"
 #include "server/api/adapter_dir.h"
 #include "server/api/app.h"
-#include "server/api/models.h"
 #include "server/api/tokenizer_info.h"
 #include "server/bridge/bridge.h"
-#include "server/bridge/grammar_cache.h"
 #include "server/cli/cmd.h"
 #include "server/cli/serve_memory.h"
+#include "server/cli/serve_model.h"
 #include "server/cli/serve_report.h"
 #include "server/cli/serve_routes.h"
 #include "server/config/settings.h"
+#include "server/jobs/batches.h"
 #include "server/jobs/jobs.h"
 #include "server/memory/reservation.h"
 #include "server/metrics/metrics.h"
@@ -76,16 +77,6 @@ struct server {
 
 /* ---- loading --------------------------------------------------------------------------------------------------- */
 
-static size_t longest_spelling(const struct tokenizer *t)
-{
-    size_t longest = 1;
-    for (int id = 0, n = tokenizer_size(t); id < n; id++) {
-        const char *s = tokenizer_spelling(t, id);
-        if (s && strlen(s) > longest) longest = strlen(s);
-    }
-    return longest;
-}
-
 static void stop_now(struct server *s);
 static void on_device_lost(void *arg);
 
@@ -117,9 +108,9 @@ static void work_load(uv_work_t *w)
     crash_thread_begin();
     if (find_model(s)) return;
     struct engine_config cfg = cmd_engine_config(s->app.set);
-    /* Admission counts waiting and running sequences and admits up to twice its limit, so the engine's own limit is
-     * never reached. */
-    cfg.max_queue = 2 * (cfg.max_queue + cfg.max_seqs);
+    /* Admission counts waiting and running sequences and admits up to twice its limit, for clients and in the
+     * background, so the engine's own limit is never reached. */
+    cfg.max_queue = 4 * (cfg.max_queue + cfg.max_seqs);
     cfg.record_steps = true;
     jobs_list_uploads(s->app.jobs);
     if (chat_open(&s->app.chat, s->app.set, &s->load_error)) return;
@@ -146,22 +137,12 @@ static void note_startup(struct server *s)
     metrics_startup(m, STARTUP_READY, seconds_since(s->started));
 }
 
-/* FNV-1a of everything that can change the text generated for a request. */
-static void set_fingerprint(struct app *app)
-{
-    const struct engine_info *i = app->info;
-    const char *parts[] = {TANDEM_VERSION, i->model_id, i->family, i->weight_type, i->kv_type};
-    uint64_t h = UINT64_C(0xcbf29ce484222325) ^ chat_template_identity(app->chat.template) ^ i->parameters;
-    for (size_t k = 0; k < sizeof parts / sizeof *parts; k++)
-        for (const char *p = parts[k]; *p; p++) h = (h ^ (unsigned char)*p) * UINT64_C(0x100000001b3);
-    snprintf(app->fingerprint, sizeof app->fingerprint, "fp_%010llx", (unsigned long long)(h >> 24));
-}
-
 static void set_state(struct server *s, enum serving_state state)
 {
     s->app.state = state;
     if (state == SERVING_DRAINING) atomic_store(&s->app.stopping, true);
     admission_state(s->app.admission, state);
+    admission_state(s->app.background, state);
 }
 
 /* Sets the memory budget of requests; before the model is loaded, without its size. */
@@ -176,15 +157,8 @@ static void set_request_memory(const struct app *app)
 static void set_ready(struct server *s)
 {
     struct app *app = &s->app;
-    app->engine = s->loaded;
-    app->info = engine_info(s->loaded);
+    serve_model_set(app, s->loaded);
     set_request_memory(app);
-    app->longest_token = longest_spelling(engine_tokenizer(s->loaded));
-    app->model_name = models_base_name(app->set, app->info);
-    app->ready_time = (int64_t)time(NULL);
-    app->grammar_cache = grammar_cache_new(app->bridge, engine_tokenizer(s->loaded));
-    admission_engine(app->admission, app->engine);
-    set_fingerprint(app);
     set_state(s, SERVING_READY);
     watchdog_engine(app->watchdog, app->engine);
     watchdog_ready(app->watchdog);
@@ -215,6 +189,7 @@ static void after_load(uv_work_t *w, int status)
     bridge_on_lost(s->app.bridge, on_device_lost, s);
     set_ready(s);
     jobs_ready(s->app.jobs);
+    batches_ready(s->app.batches);
     char url[SERVE_URL];
     serve_url(url, s->app.set, s->host, http_server_port(s->app.http));
     sd_notify_status("serving %s on %s", s->app.info->model_id, url);
@@ -238,15 +213,9 @@ static void on_bridge_closed(void *arg)
 {
     struct server *s = arg;
     alarm(0);
-    s->app.engine = NULL;
-    admission_engine(s->app.admission, NULL);
-    s->app.info = NULL;
+    serve_model_clear(&s->app);
     device_watch_close(s->app.device_watch);
-    grammar_cache_free(s->app.grammar_cache);
-    admission_close(s->app.admission);
-    chat_close(&s->app.chat);
     buf_free(&s->app.tokenizer_info);
-    free(s->app.model_name);
     watchdog_close(s->app.watchdog);
     uv_timer_stop(&s->drain_timer);
     uv_close((uv_handle_t *)&s->drain_timer, NULL); /* nothing is left in the loop: uv_run returns */
@@ -271,6 +240,13 @@ static void on_jobs_stopped(void *arg)
     store_close(s->app.store, on_store_closed, s);
 }
 
+static void on_batches_stopped(void *arg)
+{
+    struct server *s = arg;
+    batches_free(s->app.batches);
+    jobs_stop(s->app.jobs, on_jobs_stopped, s);
+}
+
 /* The trainer, or preparing its data, does not stop in time.  Nothing is lost: everything acknowledged is committed,
  * and the job continues at the next start as after a crash. */
 static void on_stop_timeout(uv_timer_t *t)
@@ -290,7 +266,7 @@ static void close_rest(void *arg)
     signal(SIGALRM, SIG_DFL);
     alarm(STOP_MS / 1000 + 1);
     uv_timer_start(&s->drain_timer, on_stop_timeout, STOP_MS, 0);
-    jobs_stop(s->app.jobs, on_jobs_stopped, s);
+    batches_stop(s->app.batches, on_batches_stopped, s);
 }
 
 static void stop_now(struct server *s)
@@ -298,6 +274,7 @@ static void stop_now(struct server *s)
     if (s->closing) return;
     s->closing = true;
     set_state(s, SERVING_DRAINING);
+    batches_drain(s->app.batches); /* its lines use the server */
     http_server_close(s->app.http, close_rest, s);
 }
 
@@ -349,6 +326,7 @@ static void on_signal(uv_signal_t *h, int signum)
                      s->app.set->drain_timeout);
     http_server_wind_down(s->app.http, !s->activated);
     jobs_drain(s->app.jobs); /* writes its checkpoint while requests end */
+    batches_drain(s->app.batches);
     uv_timer_start(&s->drain_timer, on_drain_timeout, (uint64_t)(s->app.set->drain_timeout * 1000), 0);
     bridge_on_idle(s->app.bridge, on_generations_done, s);
 }
@@ -365,6 +343,7 @@ static void on_device_lost(void *arg)
     sd_notify_stopping((GRACE_MS + STOP_MS + 5000) * 1e-3);
     http_server_wind_down(s->app.http, !s->activated);
     jobs_drain(s->app.jobs);
+    batches_drain(s->app.batches);
     uv_timer_start(&s->drain_timer, on_grace_end, GRACE_MS, 0);
 }
 
@@ -447,14 +426,18 @@ static int serve(struct server *s)
     health_short_time_slices();
     process_files(s->app.set->max_connections);
     if (uv_loop_init(&s->loop)) return err_set(&e, ERR_IO, "no event loop"), cmd_fail(&e);
-    s->app.admission = admission_open(&(struct admission_needs){.set = s->app.set,
-                                                                .metrics = &s->app.metrics,
-                                                                .loop = &s->loop,
-                                                                .pool_has_room = pool_has_room,
-                                                                .pool = &s->app});
+    struct admission_needs needs = {.set = s->app.set,
+                                    .metrics = &s->app.metrics,
+                                    .loop = &s->loop,
+                                    .pool_has_room = pool_has_room,
+                                    .pool = &s->app};
+    s->app.admission = admission_open(&needs);
+    needs.background = true;
+    s->app.background = admission_open(&needs);
     if (credentials_open(&s->app.credentials, s->app.set, &s->app.metrics, &e) || open_http(s, &e)) {
         credentials_close(&s->app.credentials);
         admission_close(s->app.admission);
+        admission_close(s->app.background);
         uv_run(&s->loop, UV_RUN_DEFAULT);
         uv_loop_close(&s->loop);
         return cmd_fail(&e);
@@ -464,6 +447,7 @@ static int serve(struct server *s)
     s->app.loop = &s->loop;
     s->app.store = store_open(&s->loop, settings_data_dir(s->app.set));
     s->app.jobs = jobs_open(&s->app);
+    s->app.batches = batches_open(&s->app);
     s->app.sse = sse_hub_open(&s->loop, s->app.set->sse_keepalive);
     s->app.watchdog = watchdog_open(&s->loop, s->app.set->step_timeout);
     char url[SERVE_URL];

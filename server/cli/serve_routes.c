@@ -72,5 +72,9 @@ const struct http_route serve_routes[] = {
     {HTTP_M_GET, "/v1/files/{id}", api_files_get, 0, .role = ROUTE_TRAIN},
     {HTTP_M_DELETE, "/v1/files/{id}", api_files_delete, 0, .role = ROUTE_TRAIN},
     {HTTP_M_GET, "/v1/files/{id}/content", api_files_content, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/v1/batches", api_batches_create, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/batches", api_batches_list, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/v1/batches/{id}", api_batches_get, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/v1/batches/{id}/cancel", api_batches_cancel, 0, .role = ROUTE_TRAIN},
 };
 const int serve_n_routes = sizeof serve_routes / sizeof *serve_routes;

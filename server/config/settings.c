@@ -168,6 +168,7 @@ void settings_free(struct settings *s)
     int n;
     free(s->model_dir);
     free(s->model_name);
+    list_clear(&s->adapter_dirs);
     const struct setting_option *o = settings_options(&n);
     for (int i = 0; i < n; i++) {
         if (o[i].type == SETTING_STRING || o[i].type == SETTING_MAYBE || o[i].type == SETTING_CHOICE) {
@@ -259,7 +260,8 @@ static int read_flag(enum command cmd, int argc, char *const *argv, const struct
     bool negated = false;
     if (!o) o = settings_find(name, len);
     if (!o && len > 3 && strncmp(name, "no-", 3) == 0 && !eq) {
-        o = settings_find(name + 3, len - 3);
+        o = find_for(name + 3, len - 3, (unsigned)cmd);
+        if (!o) o = settings_find(name + 3, len - 3);
         negated = o && o->type == SETTING_BOOL;
         if (!negated) o = NULL;
     }

@@ -26,6 +26,9 @@ enum command {
     CMD_KEY = 512,
     CMD_PULL = 1024,
     CMD_MODELS = 2048,
+    CMD_DOCTOR = 4096,
+    CMD_EVAL = 8192,
+    CMD_BATCH = 16384,
 };
 
 struct string_list {
@@ -74,6 +77,12 @@ struct settings {
     double temperature, top_p, typical_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, within;
     uint64_t seed;
     struct string_list stop;
+    /* tandem eval */
+    struct string_list eval_adapters, eval_quantize;
+    char *extract, *ignore, *delimiter, *output, *json_file;
+    bool extract_last, stem;
+    int limit, resamples;
+    struct string_list adapter_dirs; /* where eval_adapters are, once it is known (server/hub); owned */
     /* where --model is, and its name on the hub, once it is known (server/hub); owned; NULL: as --model says */
     char *model_dir, *model_name;
     /* tandem key */

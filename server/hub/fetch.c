@@ -283,7 +283,9 @@ enum fetch_end fetch_end(struct fetch *f, CURLcode code, const struct repo_name 
         return FETCH_FAILED;
     }
     if (code == CURLE_OK) return on_status(f, r, what, e);
-    const char *why = *f->curl_error ? f->curl_error : curl_easy_strerror(code);
+    const char *why = code == CURLE_PARTIAL_FILE ? "the connection ended before the file did"
+                      : *f->curl_error           ? f->curl_error
+                                                 : curl_easy_strerror(code);
     char origin[300];
     char *url = NULL;
     curl_easy_getinfo(f->easy, CURLINFO_EFFECTIVE_URL, &url);

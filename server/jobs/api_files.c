@@ -10,6 +10,7 @@
 #include "server/access/admission.h"
 #include "server/config/settings.h"
 #include "server/jobs/api_train.h"
+#include "server/jobs/batch_db.h"
 #include "server/jobs/file_db.h"
 #include "server/jobs/routes.h"
 #include "server/json/json.h"
@@ -388,6 +389,13 @@ static void remove_one(struct store_request *c, struct db *db)
     if (strlen(c->param) >= 10 && db_step(db, q)) {
         store_request_fail(c, 409, "file_in_use", "id", "%s is used by ft%s, which is not over", c->param,
                            db_text(q, 0));
+        db_done(q);
+        return;
+    }
+    db_done(q);
+    q = db_query(db, "SELECT id FROM batches WHERE input_file = ? AND status IN " BATCH_ACTIVE, "t", c->param);
+    if (db_step(db, q)) {
+        store_request_fail(c, 409, "file_in_use", "id", "%s is used by %s, which is not over", c->param, db_text(q, 0));
         db_done(q);
         return;
     }

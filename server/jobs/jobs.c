@@ -7,6 +7,7 @@
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
 #include "server/config/settings.h"
+#include "server/jobs/batch_db.h"
 #include "server/jobs/job_db.h"
 #include "server/jobs/job_report.h"
 #include "server/json/json.h"
@@ -40,7 +41,10 @@ static bool is_known(struct sweep *s, const char *name)
     char id[64];
     snprintf(id, sizeof id, "%.*s", (int)strcspn(name, "."), name);
     if (strcmp(s->folder, "files") == 0)
-        return db_number(s->db, 0, "SELECT count(*) FROM files WHERE id = ?", "t", name) > 0;
+        return db_number(s->db, 0,
+                         "SELECT (SELECT count(*) FROM files WHERE id = ?1) + (SELECT count(*) FROM batches"
+                         " WHERE ?1 IN (output_id, errors_id) AND status IN " BATCH_ACTIVE ")",
+                         "t", name) > 0;
     if (ends_with(id, "-eval")) id[strlen(id) - 5] = 0;
     /* inline data is needed until the job is in a final state */
     if (strcmp(s->folder, "inline") == 0)
@@ -73,7 +77,8 @@ static int on_sweep(struct store_work *w, struct db *db)
     if (!db_optional_end(db, &e)) log_warn("the jobs' rows were not looked through: %s", e.msg);
     db_run(db,
            "DELETE FROM files WHERE expires < ? AND NOT EXISTS(SELECT 1 FROM jobs"
-           " WHERE status IN ('queued', 'running', 'paused') AND instr(spec, files.id) > 0)",
+           " WHERE status IN ('queued', 'running', 'paused') AND instr(spec, files.id) > 0)"
+           " AND NOT EXISTS(SELECT 1 FROM batches WHERE input_file = files.id AND status IN " BATCH_ACTIVE ")",
            "i", data_now_ms() / 1000);
     s->folder = "files"; /* from the list made by jobs_list_uploads: the folder now also contains running uploads */
     for (const char *p = found->data; p && p < found->data + found->len; p += strlen(p) + 1) sweep_one(s, p);

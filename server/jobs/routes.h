@@ -1,4 +1,5 @@
-/* The handlers of fine-tuning jobs and their files: each answers one route (struct http_route), on the loop thread. */
+/* The handlers of fine-tuning jobs, batches and files: each answers one route (struct http_route), on the loop thread.
+ */
 #ifndef TANDEM_SERVER_JOBS_ROUTES_H
 #define TANDEM_SERVER_JOBS_ROUTES_H
 
@@ -36,5 +37,10 @@ void api_files_list(struct http_req *);
 void api_files_get(struct http_req *);
 void api_files_delete(struct http_req *);
 void api_files_content(struct http_req *);
+/* api_batches.c */
+void api_batches_create(struct http_req *);
+void api_batches_list(struct http_req *);
+void api_batches_get(struct http_req *);
+void api_batches_cancel(struct http_req *);
 
 #endif

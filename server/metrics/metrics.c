@@ -139,11 +139,12 @@ void metrics_finish(struct metrics *m, const struct event *done, uint64_t receiv
     const struct request_times *t = &done->times;
     m->finished[done->finish]++;
     metrics_observe(m, HIST_PROMPT, done->n_prompt);
+    if (done->finish != FINISH_EMBEDDED) metrics_observe(m, HIST_GENERATED, done->n_generated);
+    if (!received) return;
     metrics_observe(m, HIST_E2E, (double)(now - received) * 1e-9);
     observe_span(m, HIST_QUEUE, t->submitted, t->scheduled);
     observe_span(m, HIST_INFERENCE, t->scheduled, t->done);
     if (done->finish == FINISH_EMBEDDED) return;
-    metrics_observe(m, HIST_GENERATED, done->n_generated);
     observe_span(m, HIST_PREFILL, t->scheduled, t->first_token);
     observe_span(m, HIST_DECODE, t->first_token, t->done);
     if (done->n_generated > 1 && t->first_token && t->done >= t->first_token)

@@ -58,6 +58,9 @@ enum histogram_id {
     HISTOGRAMS,
 };
 
+/* How a line of a batch ended. */
+enum batch_line_outcome { BATCH_LINE_COMPLETED, BATCH_LINE_FAILED, BATCH_LINE_EXPIRED, BATCH_LINE_OUTCOMES };
+
 enum startup_phase {
     STARTUP_LISTEN,    /* from main to the open port */
     STARTUP_TEMPLATE,  /* the chat template */
@@ -77,6 +80,7 @@ struct metrics {
     uint64_t finished[FINISH_ERROR + 1];
     uint64_t rejected[REJECT_REASONS];
     uint64_t aborted[ABORT_REASONS];
+    uint64_t batch_lines[BATCH_LINE_OUTCOMES];
     uint64_t grammar_hits, grammar_failed; /* cache hits; failed compilations */
     struct histogram hist[HISTOGRAMS];
     double startup[STARTUP_PHASES]; /* seconds; 0: not reached */
@@ -93,6 +97,7 @@ struct metrics_view {
     const struct adapter_info *adapters; /* n_adapters */
     int n_adapters;
     bool ready, prefix_cache;
+    bool batch_running;
     double oldest_waiting;      /* seconds; wait of the oldest generation without a first token */
     double step_running;        /* seconds; 0: no step runs */
     double memory_limit;        /* the process's memory limit, bytes */
@@ -110,7 +115,7 @@ void metrics_reject(struct metrics *, enum reject_reason);
 void metrics_abort(struct metrics *, enum abort_reason);
 void metrics_observe(struct metrics *, enum histogram_id, double value);
 void metrics_startup(struct metrics *, enum startup_phase, double seconds);
-/* one generation is over */
+/* one generation is over; received 0: nobody waited for it, so no durations are counted */
 void metrics_finish(struct metrics *, const struct event *done, uint64_t received, uint64_t now);
 /* counts a constraint, compiled in ns; 0: a cache hit */
 void metrics_constraint(struct metrics *, uint64_t ns, bool good);

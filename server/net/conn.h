@@ -46,6 +46,7 @@ struct conn {
     enum conn_state state;
     bool eof;            /* the client has closed its sending side */
     bool refused;        /* beyond max_connections: answered with 503 */
+    bool local;          /* local.c's: without a socket, and not in server->conns */
     uint64_t idle_since; /* clock_now() when its newest exchange ended; 0: none has */
 
     /* bytes read but not yet parsed: in.data[in_at, in.len).  wire has scanned the first `scanned` of them. */
@@ -169,6 +170,7 @@ void http_arena_free(struct conn *);
 /* ---- sock.c (or its replacement in tests) ---- */
 void sock_write(struct conn *, const void *p, size_t n); /* collected, sent once per loop iteration */
 void sock_wake(struct conn *);                           /* conn_flushed will be called in this iteration */
+void sock_forget(struct conn *);                         /* undoes sock_wake */
 size_t sock_queued(const struct conn *);                 /* bytes not yet accepted by the kernel */
 uint64_t sock_acked(const struct conn *);                /* bytes the client's side has acknowledged, ever */
 bool sock_peer_closed(const struct conn *);              /* only while reading is stopped */
@@ -179,6 +181,9 @@ void sock_send_and_close(struct conn *, const char *text,
                          size_t n);    /* sends now, without allocating; then sock_close */
 void sock_close_notify(struct conn *); /* TLS close_notify, or a no-op */
 void sock_close(struct conn *);        /* later: conn_free */
+
+/* ---- local.c ---- */
+void local_flushed(struct conn *); /* in the place of conn_flushed */
 
 /* ---- between sock.c and listen.c ---- */
 int sock_open(struct conn *, uv_stream_t *listener);

@@ -199,6 +199,7 @@ static void answer_begin(struct conn *c, int status, const char *type, int64_t l
     CHECK(c->state == CONN_RUN && c->answer == ANSWER_NONE && status >= 200 && status <= 599);
     c->status = status;
     c->bodyless = status == 204 || status == 304;
+    if (c->local) return; /* only the body is collected */
     if (c->server->winding_down) c->keep = false;
     c->stream_chunked = length < 0 && !c->http10 && !c->bodyless;
     if (length < 0 && c->http10) c->keep = false; /* the end of the connection is the end of the body */

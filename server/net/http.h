@@ -45,6 +45,7 @@ struct http_req {
     struct request_note note;       /* filled by the handler for the log */
     const char *peer;               /* the client's address, as peer_address writes it (peer.h) */
     const struct key *key;          /* the API key of the request, set by permit; NULL: none is required */
+    bool background;                /* nobody waits for the answer (local.h): its waits are not counted as latency */
 
     /* the handler's */
     void *user;
@@ -141,7 +142,7 @@ struct http_route {
 /* ---- the server ------------------------------------------------------------------------------------------------ */
 
 struct http_server_config {
-    const char *host; /* "127.0.0.1", "::1", "0.0.0.0" */
+    const char *host; /* "127.0.0.1", "::1", "0.0.0.0"; NULL: it listens nowhere, for local exchanges (local.h) only */
     int port;         /* 0: any; http_server_port returns it */
     int listen_fd;    /* a listening TCP socket to take over instead of host and port; 0: none.  Its clients can wait in
                          its backlog, so nothing is accepted before http_server_accept */

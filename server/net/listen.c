@@ -242,7 +242,8 @@ static void start_flushing(struct http_server *s)
 
 struct http_server *http_server_open(struct uv_loop_s *loop, const struct http_server_config *config, struct err *e)
 {
-    int fd = config->listen_fd ? config->listen_fd : bind_socket(config, e);
+    bool listens = config->listen_fd || config->host;
+    int fd = config->listen_fd || !listens ? config->listen_fd : bind_socket(config, e);
     if (fd < 0 || (config->listen_fd && check_reach(fd, config, e))) return NULL;
     /* libuv writes without MSG_NOSIGNAL: a client that disconnected would kill the process. */
     struct sigaction old;
@@ -254,13 +255,15 @@ struct http_server *http_server_open(struct uv_loop_s *loop, const struct http_s
     s->loop = loop;
     s->dirty_tail = &s->dirty;
     head_settings(&s->parser_settings);
-    CHECK(uv_tcp_init(loop, &s->listener) == 0);
-    s->listener.data = s;
-    CHECK(uv_tcp_open(&s->listener, fd) == 0);
-    s->listening = true;
-    if (!config->listen_fd) http_server_accept(s);
+    if (listens) {
+        CHECK(uv_tcp_init(loop, &s->listener) == 0);
+        s->listener.data = s;
+        CHECK(uv_tcp_open(&s->listener, fd) == 0);
+        s->listening = true;
+        if (!config->listen_fd) http_server_accept(s);
+    }
     start_flushing(s);
-    s->open_handles = 4;
+    s->open_handles = listens ? 4 : 3;
     return s;
 }
 

@@ -116,7 +116,7 @@ static struct conn *dirty_pop(struct http_server *s)
     return c;
 }
 
-static void dirty_remove(struct conn *c)
+void sock_forget(struct conn *c)
 {
     struct http_server *s = c->server;
     if (!c->dirty) return;
@@ -217,6 +217,10 @@ static int sending_send(struct conn *c)
 
 static void sock_flush(struct conn *c)
 {
+    if (c->local) {
+        local_flushed(c);
+        return;
+    }
     for (int round = 0; round < ROUNDS && !c->sending.len && sending_fill(c); round++) {
         if (sending_send(c) < 0) {
             conn_lost(c);
@@ -309,7 +313,7 @@ static void on_timer_closed(uv_handle_t *h)
 
 void sock_close(struct conn *c)
 {
-    dirty_remove(c);
+    sock_forget(c);
     uv_close((uv_handle_t *)&c->tcp, on_tcp_closed);
     uv_close((uv_handle_t *)&c->timer, on_timer_closed);
 }

@@ -7,6 +7,7 @@
 #include "server/api/app.h"
 #include "server/bridge/bridge.h"
 #include "server/config/settings.h"
+#include "server/jobs/batches.h"
 #include "server/jobs/jobs.h"
 #include "server/metrics/metrics.h"
 #include "server/net/http.h"
@@ -42,6 +43,7 @@ static void reply_metrics(struct app *app, struct http_req *req)
         .devices = device_watch_sample(app->device_watch),
         .ready = app->state == SERVING_READY,
         .prefix_cache = app->set->prefix_cache,
+        .batch_running = batches_running(app->batches),
         .memory_limit = process_memory_limit(),
         .certificate_expires = app->credentials.tls ? (double)tls_expires_at(app->credentials.tls) : 0,
         .model_name = app->model_name,

@@ -243,6 +243,16 @@ static void put_training(const struct jobs_view *j, struct buf *out)
     prometheus_rows(out, rows, N_OF(rows));
 }
 
+static void put_batches(const struct metrics *m, bool running, struct buf *out)
+{
+    static const char *const outcomes[BATCH_LINE_OUTCOMES] = {"completed", "failed", "expired"};
+    static const char lines[] = "tandem_batch_lines_total";
+    prometheus_one(out, "tandem_batch_running", "gauge", "1 while a batch runs, else 0.", running);
+    prometheus_head(out, lines, "counter", "Lines of batches that were answered, by outcome.");
+    for (int i = 0; i < BATCH_LINE_OUTCOMES; i++)
+        prometheus_by(out, lines, "outcome", outcomes[i], (double)m->batch_lines[i]);
+}
+
 static void put_http(const struct http_server_stats *h, struct buf *out)
 {
     const struct prometheus_row rows[] = {
@@ -309,6 +319,7 @@ void metrics_render(const struct metrics *m, const struct metrics_view *v, struc
         prometheus_histogram(out, metrics_hists[i].name, "", &m->hist[i], metrics_hists[i].bounds);
     }
     if (v->jobs) put_training(v->jobs, out);
+    put_batches(m, v->batch_running, out);
     if (v->http) put_http(v->http, out);
     put_reservations(out);
     put_startup(m, out);

@@ -20,7 +20,13 @@ struct utilization { /* nvmlUtilization_t: percent of the last sample period */
     unsigned gpu, memory;
 };
 
-enum { NVML_SUCCESS = 0, NVML_TEMPERATURE_GPU = 0 };
+enum {
+    NVML_SUCCESS = 0,
+    NVML_TEMPERATURE_GPU = 0,
+    NVML_TEMPERATURE_THRESHOLD_SLOWDOWN = 1,
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1,
+    NVML_VOLATILE_ECC = 0
+};
 
 struct nvml {
     void *library;
@@ -34,6 +40,16 @@ struct nvml {
     int (*use)(device_handle, struct utilization *);
     int (*power)(device_handle, unsigned *milliwatts);
     int (*temperature)(device_handle, int sensor, unsigned *celsius);
+    /* for nvml_inspect */
+    int (*driver)(char *, unsigned);
+    int (*slowed)(device_handle, unsigned long long *reasons);
+    int (*threshold)(device_handle, int which, unsigned *celsius);
+    int (*power_limit)(device_handle, unsigned *milliwatts);
+    int (*power_default)(device_handle, unsigned *milliwatts);
+    int (*width)(device_handle, unsigned *lanes);
+    int (*width_max)(device_handle, unsigned *lanes);
+    int (*persistence)(device_handle, int *mode);
+    int (*errors)(device_handle, int type, int counter, unsigned long long *);
     unsigned n;
 };
 
@@ -52,6 +68,15 @@ static bool find_all(struct nvml *m)
     FIND(m, use, "nvmlDeviceGetUtilizationRates"); /* partitioned (MIG) devices lack the last three */
     FIND(m, power, "nvmlDeviceGetPowerUsage");
     FIND(m, temperature, "nvmlDeviceGetTemperature");
+    FIND(m, driver, "nvmlSystemGetDriverVersion");
+    FIND(m, slowed, "nvmlDeviceGetCurrentClocksThrottleReasons"); /* the name that older drivers have as well */
+    FIND(m, threshold, "nvmlDeviceGetTemperatureThreshold");
+    FIND(m, power_limit, "nvmlDeviceGetEnforcedPowerLimit");
+    FIND(m, power_default, "nvmlDeviceGetPowerManagementDefaultLimit");
+    FIND(m, width, "nvmlDeviceGetCurrPcieLinkWidth");
+    FIND(m, width_max, "nvmlDeviceGetMaxPcieLinkWidth");
+    FIND(m, persistence, "nvmlDeviceGetPersistenceMode");
+    FIND(m, errors, "nvmlDeviceGetTotalEccErrors");
     return FIND(m, init, "nvmlInit_v2") && FIND(m, shutdown, "nvmlShutdown") &&
            FIND(m, count, "nvmlDeviceGetCount_v2") && FIND(m, handle, "nvmlDeviceGetHandleByIndex_v2") &&
            FIND(m, name, "nvmlDeviceGetName") && FIND(m, uuid, "nvmlDeviceGetUUID") &&
@@ -107,6 +132,54 @@ void nvml_sample(struct nvml *m, struct device_sample *out)
     out->n = 0;
     for (unsigned i = 0; i < m->n && out->n < NVML_DEVICES; i++)
         if (m->handle(i, &h) == NVML_SUCCESS) sample_one(m, h, &out->v[out->n++]);
+}
+
+static double watts(int (*get)(device_handle, unsigned *milliwatts), device_handle h)
+{
+    unsigned v;
+    return get && get(h, &v) == NVML_SUCCESS ? v / 1000.0 : -1;
+}
+
+static int lanes(int (*get)(device_handle, unsigned *), device_handle h)
+{
+    unsigned v;
+    return get && get(h, &v) == NVML_SUCCESS && v < 1024 ? (int)v : -1;
+}
+
+static void inspect_one(struct nvml *m, device_handle h, struct device_condition *d)
+{
+    struct device_use use;
+    unsigned celsius;
+    unsigned long long count;
+    sample_one(m, h, &use);
+    *d = (struct device_condition){.celsius = use.celsius,
+                                   .slowdown_celsius = -1,
+                                   .power_limit = watts(m->power_limit, h),
+                                   .power_default = watts(m->power_default, h),
+                                   .memory_total = use.memory_total,
+                                   .memory_used = use.memory_used,
+                                   .utilization = use.utilization,
+                                   .link_width = lanes(m->width, h),
+                                   .link_width_max = lanes(m->width_max, h),
+                                   .persistence = -1,
+                                   .errors = -1};
+    memcpy(d->name, use.name, sizeof d->name);
+    if (m->slowed && m->slowed(h, &count) == NVML_SUCCESS) d->slowed = count;
+    if (m->threshold && m->threshold(h, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN, &celsius) == NVML_SUCCESS)
+        d->slowdown_celsius = celsius;
+    if (!m->persistence || m->persistence(h, &d->persistence) != NVML_SUCCESS) d->persistence = -1;
+    if (m->errors && m->errors(h, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC, &count) == NVML_SUCCESS)
+        d->errors = (double)count;
+}
+
+int nvml_inspect(struct nvml *m, char *driver, size_t driver_bytes, struct device_condition *out)
+{
+    device_handle h;
+    int n = 0;
+    if (!m->driver || m->driver(driver, (unsigned)driver_bytes) != NVML_SUCCESS) driver[0] = 0;
+    for (unsigned i = 0; i < m->n && n < NVML_DEVICES; i++)
+        if (m->handle(i, &h) == NVML_SUCCESS) inspect_one(m, h, &out[n++]);
+    return n;
 }
 
 static void put_gauge(const struct device_sample *s, const char *name, const char *help, size_t at, struct buf *out)

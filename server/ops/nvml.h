@@ -31,6 +31,22 @@ struct nvml *nvml_open(const char *path);
 void nvml_close(struct nvml *);
 void nvml_sample(struct nvml *, struct device_sample *);
 
+/* What limits a device's speed. */
+struct device_condition {
+    char name[96];
+    unsigned long long slowed; /* nvmlClocksEventReasons*: why its clock is below the highest now; 0: it is not */
+    double celsius, slowdown_celsius; /* now; from which on it slows itself down */
+    double power_limit, power_default; /* watts */
+    double memory_total, memory_used;  /* bytes */
+    double utilization;                /* 0 .. 1 */
+    int link_width, link_width_max;    /* PCIe lanes */
+    int persistence;                   /* 1: the driver stays loaded while nothing uses the device */
+    double errors;                     /* of its memory, since the driver was loaded, which ECC could not correct */
+};
+
+/* Numbers that the driver does not tell are -1.  @return devices written to out[NVML_DEVICES]. */
+int nvml_inspect(struct nvml *, char *driver, size_t driver_bytes, struct device_condition *out);
+
 void nvml_render(const struct device_sample *, struct buf *);
 
 #endif

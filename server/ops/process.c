@@ -1,5 +1,6 @@
 #include "server/ops/process.h"
 
+#include "engine/base/cgroup.h"
 #include "engine/base/log.h"
 #include "server/memory/reservation.h"
 #include "server/metrics/prometheus_text.h"
@@ -60,36 +61,11 @@ static double read_number(const char *path, const char *name)
     return v;
 }
 
-/* @return the smallest value of `name` in a control group and its ancestors, at most `least`. */
-static double group_limit(const char *root, const char *group, const char *name, double least)
-{
-    char dir[600], path[700];
-    snprintf(dir, sizeof dir, "%s%s", root, group);
-    for (char *slash; strlen(dir) >= strlen(root); *slash = 0) {
-        snprintf(path, sizeof path, "%s/%s", dir, name);
-        double v = read_number(path, "");
-        if (v > 0 && (least < 0 || v < least)) least = v;
-        slash = strrchr(dir, '/');
-    }
-    return least;
-}
-
-/* A control group limits all groups below it, in version 2 ("0::/path") and in version 1 ("4:memory:/path"). */
 double process_memory_limit(void)
 {
-    char line[512];
-    double least = read_number("/proc/meminfo", "MemTotal:");
-    FILE *f = fopen("/proc/self/cgroup", "re");
-    while (f && fgets(line, sizeof line, f)) {
-        line[strcspn(line, "\n")] = 0;
-        const char *first = strchr(line, ':');
-        if (strncmp(line, "0::", 3) == 0)
-            least = group_limit("/sys/fs/cgroup", line + 3, "memory.max", least);
-        else if (first && strncmp(first, ":memory:", 8) == 0)
-            least = group_limit("/sys/fs/cgroup/memory", first + 8, "memory.limit_in_bytes", least);
-    }
-    if (f) fclose(f);
-    return least > 0 ? least : 0;
+    double machine = read_number("/proc/meminfo", "MemTotal:"), group = cgroup_memory_limit("");
+    if (machine <= 0) return group;
+    return group > 0 && group < machine ? group : machine;
 }
 
 size_t process_request_memory(size_t model)

@@ -43,6 +43,20 @@ static const char *const migrations[] = {
     " bytes INTEGER NOT NULL, filename TEXT NOT NULL, purpose TEXT NOT NULL, expires INTEGER) STRICT;",
     /* 2.  Number of starts that found the job running, since its last new step. */
     "ALTER TABLE jobs ADD COLUMN attempts INTEGER NOT NULL DEFAULT 0;",
+    /* 3.  Batches.  Times are seconds.  output_id, errors_id: files that are written while the batch runs, good up to
+     * output_bytes and errors_bytes; output_file, error_file: the same once they are rows of `files`.  errors: the
+     * inside of a JSON list. */
+    "CREATE TABLE batches("
+    " seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, status TEXT NOT NULL, endpoint TEXT NOT NULL,"
+    " input_file TEXT NOT NULL, window TEXT NOT NULL, metadata TEXT, lifetime INTEGER NOT NULL,"
+    " created INTEGER NOT NULL, started INTEGER, expires INTEGER NOT NULL, finalizing INTEGER, completed INTEGER,"
+    " failed_at INTEGER, expired INTEGER, cancelling INTEGER, cancelled INTEGER,"
+    " total INTEGER NOT NULL DEFAULT 0, good INTEGER NOT NULL DEFAULT 0, bad INTEGER NOT NULL DEFAULT 0,"
+    " output_id TEXT NOT NULL, errors_id TEXT NOT NULL, output_bytes INTEGER NOT NULL DEFAULT 0,"
+    " errors_bytes INTEGER NOT NULL DEFAULT 0, output_file TEXT, error_file TEXT, errors TEXT) STRICT;"
+    "CREATE INDEX batches_status ON batches(status, seq);",
+    /* 4.  Number of times the batch was taken up, since its last stored answers. */
+    "ALTER TABLE batches ADD COLUMN attempts INTEGER NOT NULL DEFAULT 0;",
 };
 enum { SCHEMA = sizeof migrations / sizeof *migrations };
 

@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { DB_STATEMENTS = 96 };
+enum { DB_STATEMENTS = 128 };
 
 struct db {
     sqlite3 *h;      /* NULL while closed */

@@ -14,7 +14,7 @@ import pytest
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", DO_NOT_TRACK="1", TOKENIZERS_PARALLELISM="false",
                   LITELLM_LOCAL_MODEL_COST_MAP="True", LITELLM_LOG="ERROR", TRANSFORMERS_VERBOSITY="error")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "http"))
-from conftest import DEMO, MODEL, ROOT, start  # noqa: E402, F401
+from conftest import BINARY, DEMO, MODEL, ROOT, start  # noqa: E402, F401
 
 QWEN = ROOT / "tests/fixtures/templates/Qwen-Qwen2.5-7B-Instruct.jinja"
 NEEDS_DEMO = pytest.mark.skipif(MODEL != DEMO, reason="the demo model is not here")

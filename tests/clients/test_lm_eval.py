@@ -1,10 +1,11 @@
 """lm-eval through local-completions, with the daemon's tokenizer and with a copy: its scores are transformers' (make_scores.py)."""
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
-from client_rig import DEMO, NEEDS_DEMO, package, start  # noqa: F401
+from client_rig import BINARY, DEMO, NEEDS_DEMO, package, start  # noqa: F401
 
 pytestmark = NEEDS_DEMO
 lm_eval = package("lm_eval")
@@ -48,3 +49,43 @@ def test_scores(daemon, tasks, backend, concurrent):
         assert [g[0] for g in got] == pytest.approx([w[0] for w in want], abs=1e-3)
     assert [a[0] for a in answers["demo_texts"]] == pytest.approx(SCORES["texts"], abs=2e-3)
     assert [a[0].removesuffix(".") for a in answers["demo_stories"]] == SCORES["stories"]
+
+
+def tandem_eval(folder, data, *args):
+    """-> (values of the metrics, the lines of --output)"""
+    command = [BINARY, "eval", "--model", DEMO, "--data", TASKS / data, *EXACT, "--json", folder / "all.json", "--output", folder / "rows.jsonl", *args]
+    subprocess.run([str(word) for word in command], check=True, capture_output=True)
+    metrics = json.loads((folder / "all.json").read_text())["subjects"][0]["metrics"]
+    return {name: m["value"] for name, m in metrics.items()}, [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+
+
+def harness(daemon, tasks, name, max_length=512):
+    """-> (lm-eval's results, its samples in the order of the file)"""
+    arguments = {"model": "demo", "base_url": daemon.url + "/v1/completions", "max_length": max_length, "max_retries": 1, "tokenizer_backend": "remote"}
+    done = lm_eval.simple_evaluate(model="local-completions", model_args=arguments, tasks=[name], task_manager=tasks, bootstrap_iters=0, log_samples=True)
+    return {key.split(",")[0]: v for key, v in done["results"][name].items()}, sorted(done["samples"][name], key=lambda s: s["doc_id"])
+
+
+def test_tandem_eval_choices(daemon, tasks, tmp_path):
+    want, samples = harness(daemon, tasks, "demo_choices")
+    got, lines = tandem_eval(tmp_path, "choices.jsonl")
+    assert got == {name: want[name] for name in ("acc", "acc_norm", "acc_bytes")}
+    for line, sample in zip(lines, samples, strict=True):
+        assert line["logprobs"] == pytest.approx([float(r[0]) for r in sample["filtered_resps"]], abs=1e-4)
+
+
+@pytest.mark.parametrize("max_length", [512, 20])  # 20: several windows to a text
+def test_tandem_eval_texts(daemon, tasks, tmp_path, max_length):
+    want, samples = harness(daemon, tasks, "demo_texts", max_length)
+    got, lines = tandem_eval(tmp_path, "texts.jsonl", "--window", max_length - 2)  # of which lm-eval keeps two
+    assert [line["logprob"] for line in lines] == pytest.approx([float(s["filtered_resps"][0]) for s in samples], abs=1e-3)
+    for name in ("word_perplexity", "byte_perplexity", "bits_per_byte"):
+        assert got[name] == pytest.approx(want[name], rel=1e-4)
+
+
+def test_tandem_eval_generation(daemon, tasks, tmp_path):
+    want, samples = harness(daemon, tasks, "demo_answers")
+    got, lines = tandem_eval(tmp_path, "stories.jsonl", "--stop", ".", "--max-new-tokens", 24, "--extract", r"(\w+ ?\w*)", "--ignore", "case")
+    assert [line["prediction"] for line in lines] == [s["filtered_resps"][0] for s in samples]
+    assert 0 < want["exact_match"] < 1 and got["exact_match"] == pytest.approx(want["exact_match"])
+    assert got["bleu"] == pytest.approx(want["bleu"]) and got["chrf"] == pytest.approx(want["chrf"])

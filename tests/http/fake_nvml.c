@@ -1,4 +1,4 @@
-/* In the place of NVIDIA's libnvidia-ml.so.1 for test_metrics_full.py: two devices, the second without the figures that
+/* In the place of NVIDIA's libnvidia-ml.so.1 for test_metrics_full.py and test_doctor.py: two devices, the second without the figures that
  * a partition of a device does not have.  FAKE_NVML says how it fails: "init", "none" (no devices), "slow" (a sample
  * takes a second), "lost" (each device has fallen off the bus), "stuck" (it does not let go). */
 #include <stdio.h>
@@ -28,6 +28,15 @@ int nvmlDeviceGetMemoryInfo(void *, struct memory_info *);
 int nvmlDeviceGetUtilizationRates(void *, struct utilization *);
 int nvmlDeviceGetPowerUsage(void *, unsigned *);
 int nvmlDeviceGetTemperature(void *, int, unsigned *);
+int nvmlSystemGetDriverVersion(char *, unsigned);
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *, unsigned long long *);
+int nvmlDeviceGetTemperatureThreshold(void *, int, unsigned *);
+int nvmlDeviceGetEnforcedPowerLimit(void *, unsigned *);
+int nvmlDeviceGetPowerManagementDefaultLimit(void *, unsigned *);
+int nvmlDeviceGetCurrPcieLinkWidth(void *, unsigned *);
+int nvmlDeviceGetMaxPcieLinkWidth(void *, unsigned *);
+int nvmlDeviceGetPersistenceMode(void *, int *);
+int nvmlDeviceGetTotalEccErrors(void *, int, int, unsigned long long *);
 
 static int fails(const char *how)
 {
@@ -102,4 +111,61 @@ int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius)
 {
     *celsius = 64;
     return index_of(device) || sensor ? NOT_SUPPORTED : SUCCESS;
+}
+
+/* for tandem doctor: the first device is hot, and limited to 250 of its 300 W */
+
+int nvmlSystemGetDriverVersion(char *out, unsigned n)
+{
+    snprintf(out, n, "580.00");
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons)
+{
+    *reasons = 0x20;
+    return index_of(device) ? NOT_SUPPORTED : SUCCESS;
+}
+
+int nvmlDeviceGetTemperatureThreshold(void *device, int which, unsigned *celsius)
+{
+    *celsius = 66;
+    return index_of(device) || which != 1 ? NOT_SUPPORTED : SUCCESS;
+}
+
+int nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned *milliwatts)
+{
+    *milliwatts = 250000;
+    return index_of(device) ? NOT_SUPPORTED : SUCCESS;
+}
+
+int nvmlDeviceGetPowerManagementDefaultLimit(void *device, unsigned *milliwatts)
+{
+    *milliwatts = 300000;
+    return index_of(device) ? NOT_SUPPORTED : SUCCESS;
+}
+
+int nvmlDeviceGetCurrPcieLinkWidth(void *device, unsigned *lanes)
+{
+    *lanes = index_of(device) ? 8 : 16;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMaxPcieLinkWidth(void *device, unsigned *lanes)
+{
+    (void)device;
+    *lanes = 16;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPersistenceMode(void *device, int *mode)
+{
+    *mode = 1;
+    return index_of(device) ? NOT_SUPPORTED : SUCCESS;
+}
+
+int nvmlDeviceGetTotalEccErrors(void *device, int type, int counter, unsigned long long *n)
+{
+    *n = 0;
+    return index_of(device) || type != 1 || counter != 0 ? NOT_SUPPORTED : SUCCESS;
 }

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from conftest import DEMO, MODEL, ROOT
 
-COMMANDS = ["serve", "chat", "generate", "tokenize", "perplexity", "train", "quantize", "bench"]
+COMMANDS = ["serve", "chat", "generate", "tokenize", "perplexity", "eval", "train", "quantize", "bench"]
 HELD_OUT = DEMO / "heldout.txt"
 
 
@@ -47,6 +47,7 @@ def test_help_of_a_command(run, command):
     (["tokenize", "--text", "a", "--ids", "1"], "one of --text"),
     (["perplexity"], "--file is missing"),
     (["perplexity", "--file", "x", "--kl"], "--kl needs --quantize"),
+    (["eval"], "--data is missing"),
     (["quantize"], "--out is missing"),
 ])
 def test_called_wrongly(run, words, says):
@@ -234,6 +235,15 @@ def test_quantize_calibrated(run, tmp_path):
     for d in ("q", "self"):
         got = json.loads(ok(run("perplexity", "--model", tmp_path / d, "--file", other, "--json")))["perplexity"]
         assert got < full * 1.04
+
+
+def test_experts_that_no_token_chose(run, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("ab")
+    got = run("quantize", "--model", ROOT / "tests/fixtures/models/olmoe", "--out", tmp_path / "q", "--type", "int4", "--calibrate", text)
+    ok(got)
+    assert b" of 16 experts saw no token of the text and are rounded without calibration" in got.stderr
+    assert "text" in json.loads(ok(run("generate", "--model", tmp_path / "q", "--prompt", "a", "--max-new-tokens", 4, "--json")))
 
 
 @pytest.mark.parametrize("text, says", [(None, "No such file"), ("", "0 tokens")])

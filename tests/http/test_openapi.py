@@ -36,9 +36,12 @@ class Daemon:
         assert wait_over(server, job["id"])["status"] == "succeeded"
         self.job, self.adapter = job["id"], "known"
 
-    def upload(self):
+        self.lines = self.upload("batch", '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 2}}')
+        self.batch = server.post("/v1/batches", {"input_file_id": self.lines, "endpoint": "/v1/completions", "completion_window": "24h"}).json()["id"]
+
+    def upload(self, purpose="fine-tune", content=jsonl(8)):
         import requests
-        return requests.post(self.server.url + "/v1/files", files={"file": ("rows.jsonl", jsonl(8))}, data={"purpose": "fine-tune"},
+        return requests.post(self.server.url + "/v1/files", files={"file": ("rows.jsonl", content)}, data={"purpose": purpose},
                              headers=bearer(self.key), timeout=60).json()["id"]
 
     def finished_job(self):
@@ -52,6 +55,8 @@ class Daemon:
             return "demo"
         if path.startswith("/console/"):
             return EXAMPLE_FILE
+        if "/batches/" in path:
+            return self.batch
         if "/files/" in path:
             return self.upload() if method == "DELETE" else self.file
         if path.startswith("/train/"):
@@ -110,6 +115,8 @@ def tame(case, daemon):
             little(body["hyperparameters"], "max_steps", 2)
         if "training_file" in body and chosen.random() < 0.5:
             body["training_file"] = daemon.file
+    if "input_file_id" in body and chosen.random() < 0.5:
+        body["input_file_id"] = daemon.lines
     if case.operation.path == "/debug/trace" and str((case.query or {}).get("seconds", "1")) not in ("0", "31"):
         case.query = {"seconds": 1}
     if isinstance(body.get("model"), str) and chosen.random() < 0.75:

@@ -71,7 +71,7 @@ def test_urls_are_quoted(page):
 def tandem_lines(text):
     """Every `tandem COMMAND ...` as words: what stands in brackets is optional, so it is given."""
     for line in commands(text):
-        found = re.search(r"(?:^|\$\()tandem ((?:serve|chat|generate|tokenize|perplexity|train|quantize|bench|health|key) .*)", line)
+        found = re.search(r"(?:^|\$\()tandem ((?:serve|chat|generate|tokenize|perplexity|eval|train|quantize|bench|health|key) .*)", line)
         if not found:
             continue
         words = shlex.split(re.sub(r"(?<!\")\.\.\.|[][]", "", found.group(1).split(")")[0]), comments=True)

@@ -5,6 +5,7 @@ import pytest
 import requests
 from conftest import BINARY, ROOT, wait_for
 from sse import stream
+from test_batches import attempts, completion, create, kill, talk, wait
 from training import events, submit, wait_over
 
 TINY = ROOT / "tests/fixtures/models/qwen2"
@@ -76,3 +77,20 @@ def test_a_job_goes_on_after_a_lost_device(start, tmp_path):
         assert any("The device was lost" in m for m in said) and any("Going on from the checkpoint" in m for m in said), said
     bytes_of = [(tmp_path / d / "adapters/job/adapter_model.safetensors").read_bytes() for d in ("whole", "d")]
     assert bytes_of[0] == bytes_of[1]
+
+
+def test_a_batch_that_loses_the_device_is_given_up(start, tmp_path):
+    """What loses the device may be one of its lines: it counts as a crash does."""
+    lines, batch = [completion(i, most=100, ignore_eos=True) for i in range(20)], None
+    for n in range(5):
+        lost = start(*FLAGS, "--data-dir", tmp_path, model=TINY, env={"SIMT_FAIL_LAUNCH": "300"})
+        try:
+            batch = batch or create(talk(lost), lines)
+            wait_for(lambda s=lost: s.process.poll() is not None, 120, "its end")
+        finally:
+            kill(lost)
+        assert lost.process.returncode == 75, lost.log()
+        assert attempts(tmp_path) == n + 1
+    with start(*FLAGS, "--data-dir", tmp_path, model=TINY) as s:
+        done = wait(talk(s), batch)
+        assert done.status == "failed" and done.errors.data[0].code == "crashed" and done.request_counts.failed == 0

@@ -56,8 +56,9 @@ def test_an_adapter_is_written(rows, tmp_path):
     assert again.returncode == 1 and b"is not empty" in again.stderr
 
 
-def test_a_model_is_written_and_served(rows, tmp_path):
-    base, out = shutil.copytree(SMALL, tmp_path / "base"), tmp_path / "model"
+@pytest.mark.parametrize("name", [SMALL.name, "olmoe"])
+def test_a_model_is_written_and_served(rows, tmp_path, name):
+    base, out = shutil.copytree(SMALL.parent / name, tmp_path / "base"), tmp_path / "model"
     for name in ("README.md", "notes.json", "heldout.txt"):
         (base / name).write_text("{}")
     got = train(rows, out, "--method", "full", "--random-init", "--epochs", 1, "--model", base)

@@ -32,6 +32,7 @@ EXPERTS = {"gate": "ffn_gate_inp", "experts.w1": "ffn_gate_exps", "experts.w3": 
 MIXTURE = LLAMA | {f"{part}.{k}": v for part in ("mlp", "block_sparse_moe") for k, v in EXPERTS.items()}
 GPT_OSS = MIXTURE | {"self_attn.sinks": "attn_sinks", "post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"}
 OLMO2 = LLAMA | {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+STABLELM = LLAMA | {f"self_attn.{x}_layernorm.norms": f"attn_{x}_norm" for x in "qk"}
 NEOX = LLAMA | {"attention.query_key_value": "attn_qkv", "attention.dense": "attn_output", "mlp.dense_h_to_4h": "ffn_up",
                 "mlp.dense_4h_to_h": "ffn_down"}
 MODEL = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output", "final_layernorm": "output_norm", "wte": "token_embd",
@@ -40,7 +41,7 @@ ARCHS = {"llama": ("llama", LLAMA), "mistral": ("llama", LLAMA), "qwen2": ("qwen
          "gemma2": ("gemma2", GEMMA), "gemma3_text": ("gemma3", GEMMA), "phi": ("phi2", PHI), "phi3": ("phi3", PHI3), "gpt2": ("gpt2", GPT2),
          "mixtral": ("llama", MIXTURE), "qwen2_moe": ("qwen2moe", MIXTURE), "qwen3_moe": ("qwen3moe", MIXTURE), "olmoe": ("olmoe", MIXTURE),
          "olmo2": ("olmo2", OLMO2), "olmo3": ("olmo2", OLMO2), "granite": ("granite", LLAMA), "smollm3": ("smollm3", LLAMA),
-         "stablelm": ("stablelm", LLAMA), "gpt_neox": ("gptneox", NEOX), "gpt_oss": ("gpt-oss", GPT_OSS)}
+         "stablelm": ("stablelm", STABLELM), "gpt_neox": ("gptneox", NEOX), "gpt_oss": ("gpt-oss", GPT_OSS)}
 PERMUTED = ("llama", "granite", "smollm3")
 
 
@@ -84,10 +85,10 @@ def thirds(array, heads):
 
 
 def stacked(tensors):
-    """The matrices of a layer's experts as one tensor, "experts.w1" for "experts.0.w1" and the others."""
+    """The matrices of a layer's experts as one tensor, "experts.w1" for "experts.0.w1" and the others; likewise the norms of heads."""
     out, experts = {}, {}
     for name, value in tensors.items():
-        match = re.fullmatch(r"(.*\.experts)\.(\d+)(\..*)", name)
+        match = re.fullmatch(r"(.*\.(?:experts|norms))\.(\d+)(\..*)", name)
         if match:
             experts.setdefault(match[1] + match[3], {})[int(match[2])] = value
         else:

@@ -1,7 +1,8 @@
 /* Golden models: logits and greedy tokens of every family against what transformers computed
  * (tests/model/make_fixtures.py).
  *
- *   golden_test FIXTURES_DIR [DEVICE...]     by default levels of the cpu, and ref
+ *   golden_test [--thin N] FIXTURES_DIR [DEVICE...]     by default levels of the cpu, ref, and simt where it is built,
+ *                                                       this with every N-th model
  *
  * One line per model and device; exit status 1 when any differs.  KV cache in f32, weights in the file's type. */
 #include "engine/bench/eval.h"
@@ -12,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const double TOLERANCE = 1e-3; /* on logits, absolute */
 
@@ -209,48 +211,58 @@ static bool check_quantised(const char *root, const char *name, const char *type
     return ok;
 }
 
+static bool is_golden(const char *fixtures, const char *name)
+{
+    char path[1024];
+    snprintf(path, sizeof path, "%.700s/%.255s/expected.safetensors", fixtures, name);
+    return access(path, F_OK) == 0;
+}
+
+static int check_other(const char *fixtures, const char *name, const char *device)
+{
+    static const char *const types[] = {"int8", "int4", "nf4"};
+    bool quantised = strstr(name, "nf4") || strstr(name, "mxfp4");
+    int failed = !check_bf16(fixtures, name, device);
+    for (int i = 0; i < 3 && !quantised; i++) failed += !check_quantised(fixtures, name, types[i], device);
+    return failed;
+}
+
 int main(int argc, char **argv)
 {
 #ifdef TANDEM_SANITIZED
-    const char *devices[] = {"cpu"}; /* slow enough; the others run in the release build */
-#elif defined(TANDEM_SIMT)
-    const char *devices[] = {"ref", "cpu:portable", "cpu", "simt"};
+    static const char *const always[] = {"cpu", NULL}; /* slow enough; the others run in the release build */
 #else
-    const char *devices[] = {"ref", "cpu:portable", "cpu"};
+    static const char *const always[] = {"ref", "cpu:portable", "cpu", NULL};
 #endif
-    int models = 0, failed = 0;
-    const char *const *names = argc > 2 ? (const char *const *)argv + 2 : devices;
-    int n = argc > 2 ? argc - 2 : (int)(sizeof devices / sizeof *devices);
 #if defined(TANDEM_SIMT) && !defined(TANDEM_SANITIZED)
-    const char *const other[] = {"simt"}, *const *others = argc > 2 ? names : other;
-    int n_others = argc > 2 ? n : 1;
+    static const char *const slow[] = {"simt", NULL};
 #else
-    const char *const *others = names;
-    int n_others = argc > 2 ? n : 0;
+    static const char *const slow[] = {NULL};
 #endif
-    DIR *d = argc >= 2 ? opendir(argv[1]) : NULL;
-    if (!d) {
-        fprintf(stderr, "usage: golden_test FIXTURES_DIR [DEVICE...]\n");
+    bool thinned = argc > 2 && strcmp(argv[1], "--thin") == 0;
+    int thin = thinned ? atoi(argv[2]) : 1, models = 0, failed = 0;
+    char **at = argv + 1 + 2 * thinned; /* FIXTURES_DIR, devices, NULL */
+    struct dirent **found = NULL;
+    int n = argc > 1 && thin > 0 && *at ? scandir(*at, &found, NULL, alphasort) : -1;
+    if (n < 0) {
+        fprintf(stderr, "usage: golden_test [--thin N] FIXTURES_DIR [DEVICE...]\n");
         return 2;
     }
-    for (struct dirent *f; (f = readdir(d));) {
-        char path[1024];
-        snprintf(path, sizeof path, "%.700s/%.255s/expected.safetensors", argv[1], f->d_name);
-        FILE *probe = fopen(path, "rb");
-        if (!probe) continue;
-        fclose(probe);
-        models++;
-        for (int i = 0; i < n; i++) failed += !check_model(argv[1], f->d_name, names[i]);
-        if (argc == 2) failed += !check_bf16(argv[1], f->d_name, "cpu");
-        for (int i = 0; i < n_others; i++) {
-            bool quantised = strstr(f->d_name, "nf4") || strstr(f->d_name, "mxfp4");
-            failed += !check_bf16(argv[1], f->d_name, others[i]);
-            if (!quantised) failed += !check_quantised(argv[1], f->d_name, "int8", others[i]);
-            if (!quantised) failed += !check_quantised(argv[1], f->d_name, "int4", others[i]);
-            if (!quantised) failed += !check_quantised(argv[1], f->d_name, "nf4", others[i]);
+    const char *fixtures = *at, *const *asked = (const char *const *)at + 1;
+    for (int i = 0; i < n; i++) {
+        const char *name = found[i]->d_name;
+        if (is_golden(fixtures, name)) {
+            bool whole = models++ % thin == 0;
+            for (const char *const *d = *asked ? asked : always; *d; d++) failed += !check_model(fixtures, name, *d);
+            if (!*asked) failed += !check_bf16(fixtures, name, "cpu");
+            for (const char *const *d = *asked ? asked : slow; *d && whole; d++) {
+                if (!*asked) failed += !check_model(fixtures, name, *d);
+                failed += check_other(fixtures, name, *d);
+            }
         }
+        free(found[i]);
     }
-    closedir(d);
+    free(found);
     printf("%d models, %d failures\n", models, failed);
     return failed || models < 10;
 }

@@ -171,6 +171,14 @@ def phi_tied():
     return spec
 
 
+def phi_qk_norm():
+    """q and k of each head are normalised, with one weight and one bias for all."""
+    spec = phi()
+    spec.name = "phi-qk-norm"
+    spec.config = {**spec.config, "qk_layernorm": True}
+    return spec
+
+
 def gemma2():
     """Caps small enough to bend scores and logits, and a scale that is not one over the root of head_dim."""
     return Spec("gemma2", transformers.Gemma2ForCausalLM, dict(
@@ -412,6 +420,7 @@ def specs():
             phi_tied(), gemma2(), gemma3(), gemma3_bf16(), phi3(), phi4_mini(), qwen2_yarn(), llama_yarn(), llama_dynamic(),
             smollm3(), smollm3_sliding(), granite(), olmo2(), olmo3(), gpt_neox(), gpt_neox("gpt-neox-sequential", False), stablelm(),
             stablelm("stablelm-parallel", use_qkv_bias=False, use_parallel_residual=True), ministral(),
+            phi_qk_norm(), stablelm("stablelm-qk-norm", use_qkv_bias=False, use_parallel_residual=True, qk_layernorm=True),
             mixtral(), qwen2_moe(), qwen3_moe(), olmoe(), gpt_oss(), gpt_oss_mxfp4()]
 
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(TESTS / "model"))
 import gguf_models  # noqa: E402
 
 GOLDENS = ["llama-gqa", "llama-f16", "mistral", "qwen2", "qwen2-bf16", "qwen3", "gpt2", "phi", "phi3", "phi4-mini", "gemma2", "gemma3", "gemma3-bf16", "tinystories-656k",
-           "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "olmo2", "olmo3", "granite", "stablelm", "stablelm-parallel", "gpt-neox",
+           "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "olmo2", "olmo3", "granite", "stablelm", "stablelm-parallel", "stablelm-qk-norm", "gpt-neox",
            "gpt-neox-sequential", "qwen2-yarn", "gpt-oss", "gpt-oss-mxfp4"]
 
 
@@ -69,7 +69,7 @@ PRES = {
 }
 
 
-@pytest.mark.parametrize("name", PRES)
+@pytest.mark.parametrize("name", [name if name in ("gpt-2", "qwen2", "bloom") else pytest.param(name, marks=pytest.mark.full) for name in PRES])
 def test_pre_tokenizers(name, tmp_path):
     """Words are split as by the model's own tokenizer.json; with GPT-2's merges."""
     parts = [p if isinstance(p, dict) else {"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False}
@@ -84,7 +84,9 @@ def test_pre_tokenizers(name, tmp_path):
         assert ours == want, sample
 
 
-TYPES = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split()
+QUICK_TYPES = "Q8_0 Q4_K Q6_K IQ4_XS".split()
+OTHER_TYPES = "Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q5_K IQ4_NL MXFP4".split()
+TYPES = QUICK_TYPES + [pytest.param(name, marks=pytest.mark.full) for name in OTHER_TYPES]
 
 
 @pytest.fixture(scope="module")

@@ -150,17 +150,22 @@ def test_types(name, mixture, tmp_path):
 
 # Not among them, since llama.cpp does not compute as the models do: phi3 (its frequencies depend on the context's length, not the
 # text's); olmoe with fewer heads of k and v; phi with a tied head.
-WRITTEN = ["distilgpt2-prefixed", "gemma2", "gemma3", "gpt-neox", "gpt2", "granite", "llama-f16", "llama-gqa", "mixtral", "olmo2", "phi", "qwen2",
-           "qwen2-bf16", "qwen2-moe", "qwen2-yarn", "qwen3", "stablelm", "stablelm-parallel", "tinystories-656k"]
+WRITTEN = ["distilgpt2-prefixed", "gemma2", "gemma3", "gpt-neox", "gpt-oss", "gpt-oss-mxfp4", "gpt2", "granite", "llama-f16", "llama-gqa", "mixtral", "olmo2", "phi", "qwen2",
+           "qwen2-bf16", "qwen2-moe", "qwen2-yarn", "qwen3", "stablelm", "stablelm-parallel", "stablelm-qk-norm", "tinystories-656k"]
 
 
 def model_of(name, tmp_path):
-    """llama.cpp has one scale of attention for Gemma's models of a size, whatever the file says."""
-    if not name.startswith("gemma"):
+    """llama.cpp has one scale of attention for Gemma's models of a size, whatever the file says, and rounds the bounds of YaRN, which here
+    are whole numbers."""
+    if not name.startswith(("gemma", "gpt-oss")):
         return MODELS / name
     shutil.copytree(MODELS / name, tmp_path / "model")
     c = json.loads((tmp_path / "model" / "config.json").read_text())
-    (tmp_path / "model" / "config.json").write_text(json.dumps(c | {"query_pre_attn_scalar": c["head_dim"]}))
+    if name.startswith("gpt-oss"):
+        c.get("rope_parameters", c.get("rope_scaling")).update(beta_fast=5.0929, beta_slow=0.5093)
+    else:
+        c["query_pre_attn_scalar"] = c["head_dim"]
+    (tmp_path / "model" / "config.json").write_text(json.dumps(c))
     return tmp_path / "model"
 
 

@@ -19,9 +19,9 @@ MODELS = TESTS / "fixtures" / "models"
 sys.path.insert(0, str(TESTS / "model"))
 import gguf_models  # noqa: E402
 
-WRITTEN = ["distilgpt2-prefixed", "gemma2", "gemma3", "gemma3-bf16", "gpt-neox", "gpt-neox-sequential", "gpt2", "granite", "llama-f16", "llama-gqa",
+WRITTEN = ["distilgpt2-prefixed", "gemma2", "gemma3", "gemma3-bf16", "gpt-neox", "gpt-neox-sequential", "gpt-oss", "gpt-oss-mxfp4", "gpt2", "granite", "llama-f16", "llama-gqa",
            "mistral", "mixtral", "olmo2", "olmo3", "olmoe", "phi", "phi-tied", "phi3", "phi4-mini", "qwen2", "qwen2-bf16", "qwen2-moe",
-           "qwen2-yarn", "qwen3", "qwen3-moe", "stablelm", "stablelm-parallel", "tinystories-656k"]
+           "qwen2-yarn", "qwen3", "qwen3-moe", "stablelm", "stablelm-parallel", "stablelm-qk-norm", "tinystories-656k"]
 KINDS = {"q8_0": gguf.GGMLQuantizationType.Q8_0, "q4_0": gguf.GGMLQuantizationType.Q4_0}
 
 
@@ -64,8 +64,10 @@ def test_tensors(name, tmp_path):
         for key, t in ours.items():
             assert list(t.shape) == list(floats[key].shape), key
             values = gguf.quants.dequantize(floats[key].data, floats[key].tensor_type)
-            matrix = len(t.shape) > 1 and "_inp" not in key and not key.startswith("position_embd")
-            if matrix and t.shape[0] % 32 == 0:
+            matrix = len(t.shape) > 1 and key.endswith(".weight") and not any(n in key for n in ("_inp", "_norm", "position_embd"))
+            if floats[key].tensor_type == gguf.GGMLQuantizationType.MXFP4:  # stay as they are
+                assert t.tensor_type == floats[key].tensor_type and np.array_equal(t.data, floats[key].data), key
+            elif matrix and t.shape[0] % 32 == 0:
                 want = gguf.GGMLQuantizationType.Q8_0 if key.startswith(("token_embd", "output")) else KINDS[kind]
                 assert t.tensor_type == want, key
                 assert np.array_equal(t.data, gguf.quants.quantize(values, want)), key
@@ -127,6 +129,7 @@ REFUSED = {
     "mscale": (lambda t: MODELS / "llama-yarn", "cannot say rope_scaling"),
     "rotations": (lambda t: MODELS / "smollm3", "cannot say no_rope_layers"),
     "family": (lambda t: MODELS / "ministral", "a ministral model cannot be written as a GGUF file"),
+    "norms of heads": (lambda t: MODELS / "phi-qk-norm", "self_attn.q_layernorm.weight: a GGUF file of architecture phi2 has none like it"),
     "quantised": (lambda t: MODELS / "llama-nf4", "is quantised to nf4 already"),
     "encoder": (lambda t: next((TESTS / "fixtures" / "encoders").glob("*bert*")), "is an encoder"),
     "activation": (lambda t: changed(t, "qwen2", "config.json", hidden_act="relu"), "cannot say the activation"),

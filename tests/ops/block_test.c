@@ -20,7 +20,7 @@ static void formula(const struct weight_src *s, int r, float *out)
         w = (float)b->value[((const uint8_t *)s->data)[(size_t)r * (size_t)s->cols + (size_t)k]] * scale;
         minimum = b->super_min ? b->super_min[u] : 0;
         if (b->sub_min) minimum *= (float)b->sub_min[g];
-        out[k] = b->super_min ? w - minimum : w;
+        out[b->order ? b->order[k] : (uint32_t)k] = b->super_min ? w - minimum : w;
     }
 }
 
@@ -178,7 +178,7 @@ static void sizes(struct dev *d)
     static const struct {
         int kind;
         double bits;
-    } most[] = {{0, 8.75}, {1, 4.75}, {2, 6.75}, {8, 4.75}, {9, 4.75}};
+    } most[] = {{0, 8.75}, {1, 4.75}, {2, 6.75}, {8, 4.75}, {9, 4.75}, {14, 5.75}}; /* 14: an order is 32 / N bits */
     for (size_t i = 0; i < sizeof most / sizeof *most; i++) {
         struct weight_case c = weight_random(DT_BLOCK, N, K, most[i].kind);
         struct weight *w = weight_put(d, &c);
@@ -223,6 +223,40 @@ static void refusals(struct dev *d)
     weight_case_free(&c);
 }
 
+/* Orders that are no permutation, parts of different orders, and experts' weights with one. */
+static void order_refusals(struct dev *d)
+{
+    enum { N = 32, K = 64 };
+    struct weight_case c = weight_random(DT_BLOCK, N, K, 14), other = weight_random(DT_BLOCK, N, K, 14);
+    uint32_t order[K], *was = (uint32_t *)(uintptr_t)c.block->order;
+    memcpy(order, was, sizeof order);
+    other.block->order = order;
+    struct weight_src parts[2] = {c.src, other.src};
+    struct weight *w = d->ops->weight_pack(d, parts, 2);
+    CHECK(w, "two parts of equal orders were not packed");
+    d->ops->weight_free(d, w);
+    order[0] = was[1], order[1] = was[0];
+    CHECK(!d->ops->weight_pack(d, parts, 2), "parts of different orders were packed");
+    dev_clear_error(d);
+    other.block->order = NULL;
+    CHECK(!d->ops->weight_pack(d, parts, 2), "parts with an order and without were packed");
+    dev_clear_error(d);
+    other.block->order = order;
+    order[0] = K;
+    refused(d, "an order with an input that is not there", &other.src);
+    order[0] = order[2];
+    refused(d, "an order with an input twice", &other.src);
+    w = weight_put(d, &c);
+    int32_t *start = put(d, (const int32_t[2]){0, 1}, 2 * sizeof *start);
+    float *x = put(d, NULL, K * 4), *y = put(d, NULL, N * 4);
+    const struct weight *const all[1] = {w};
+    op_experts_linear(d, (struct experts_linear_args){mat_f32(y, 1, N), mat_f32(x, 1, K), all, NULL, start, 1});
+    CHECK(d->error.op && strstr(d->error.msg, "w[0] has an order"), "an expert's weight with an order was taken");
+    dev_clear_error(d);
+    d->ops->free(d, start), d->ops->free(d, x), d->ops->free(d, y), d->ops->weight_free(d, w);
+    weight_case_free(&c), weight_case_free(&other);
+}
+
 /* int4 as block: the same values. */
 static void from_i4(struct dev *d)
 {
@@ -249,19 +283,21 @@ void test_blocks(const char *name)
     static const int shapes[][2] = {{1, 1}, {2, 16}, {33, 65}, {7, 300}, {70, 512}};
     static const int exact[][3] = {{1, 1, 32}, {3, 35, 256}, {13, 66, 97}, {30, 40, 520}};
     static const int rows[][PARTS] = {{64, 32, 32}, {96, 16, 16}, {33, 1, 70}, {1, 1, 1}};
-    static const int kinds[][PARTS] = {{1, 1, 2}, {0, 9, 3}, {8, 12, 10}, {13, 7, 11}, {4, 5, 6}};
+    static const int kinds[][PARTS] = {{1, 1, 2}, {0, 9, 3}, {8, 12, 10}, {13, 7, 11}, {4, 5, 6}, {14, 14, 15}};
     struct dev *d = open_checked(name, 1), *ref = open_checked("ref", 1);
-    for (int kind = 0; kind < BLOCK_KINDS; kind++) {
+    for (int kind = 0; kind < BLOCK_ALL; kind++) {
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) values_case(d, kind, shapes[i][0], shapes[i][1]);
         for (size_t i = 0; i < sizeof exact / sizeof *exact; i++)
             exact_case(d, kind, exact[i][0], exact[i][1], exact[i][2]);
-        gate_case(d, kind, (kind + 1) % BLOCK_KINDS, kind % 7 + 1, 37, 200);
+        int other = kind < BLOCK_KINDS ? (kind + 1) % BLOCK_KINDS : BLOCK_KINDS + (kind + 1) % 2;
+        gate_case(d, kind, other, kind % 7 + 1, 37, 200);
         gate_case(d, kind, kind, 30, 64, 256);
     }
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         for (size_t k = 0; k < sizeof rows / sizeof *rows; k++)
             stack_case(d, ref, rows[k], kinds[i], k % 2 ? 256 : 333);
     refusals(d);
+    order_refusals(d);
     if (strcmp(name, "ref")) sizes(d);
     from_i4(d);
     dev_close(d);

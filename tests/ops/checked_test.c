@@ -44,6 +44,8 @@ static void check_dense(struct dev *d)
     expect_error(d, "add", "alias");
     op_rows(d, (struct rows_args){my, mx, id});
     expect_error(d, "rows", "row -1");
+    op_head_norm(d, (struct head_norm_args){mx, 0, 2, 4, w, 1e-5f, (enum norm_kind)2});
+    expect_error(d, "head_norm", "kind");
     op_head_norm(d, (struct head_norm_args){mx, 1, 2, 4, w, 1e-5f});
     expect_error(d, "head_norm", "past the end");
     op_act_mul(d, (struct act_mul_args){my, mx, ACT_SILU});

@@ -99,7 +99,7 @@ void test_embed(struct dev *dev, struct dev *ref)
     EACH(T, row_counts)
     EACH(C, col_counts)
     for (int k = 0; k < 12; k++)
-        if (packs(dev, packed[k % 6])) embed_packed_case(dev, ref, (int)T, (int)C, packed[k % 6], k >= 6);
+        embed_packed_case(dev, ref, (int)T, (int)C, packed[k % 6], k >= 6);
     EACH(T, row_counts) for (int C = 64; C <= 192; C += 64) embed_packed_case(dev, ref, (int)T, C, DT_NF4, C == 64);
     static const enum dtype types[] = {DT_F32, DT_BF16, DT_F16};
     EACH(T, row_counts) EACH(C, col_counts) for (int k = 0; k < 6; k++)
@@ -238,16 +238,20 @@ void test_add(struct dev *dev, struct dev *ref)
 void test_head_norm(struct dev *dev, struct dev *ref)
 {
     static const int dims[] = {1, 8, 16, 20, 64, 128};
-    EACH(T, row_counts) EACH(D, dims) for (int heads = 1; heads < 4; heads++)
+    EACH(T, row_counts) EACH(D, dims) for (int heads = 1; heads < 4; heads++) for (int k = 0; k < 6; k++)
     {
         char label[LABEL];
         int col = 5, cols = col + heads * (int)D + 2;
-        float *w = random_floats(D, 1);
+        enum norm_kind kind = k % 2 ? NORM_LAYER : NORM_RMS;
+        bool by_head = k / 2 == 1, bias = k > 3;
+        size_t n = (size_t)heads * D;
+        float *w = random_floats(2 * n, 1);
         struct pair x = pair_make(dev, ref, (int)T, cols, cols, 2);
-        float *dw = put(dev, w, D * 4), *rw = put(ref, w, D * 4);
-        snprintf(label, sizeof label, "head_norm T=%zu heads=%d dim=%zu", T, heads, D);
-        op_head_norm(dev, (struct head_norm_args){x.dev, col, heads, (int)D, dw, 1e-6f});
-        op_head_norm(ref, (struct head_norm_args){x.ref, col, heads, (int)D, rw, 1e-6f});
+        float *dw = put(dev, w, 2 * n * 4), *rw = put(ref, w, 2 * n * 4);
+        float *db = bias ? dw + n : NULL, *rb = bias ? rw + n : NULL;
+        snprintf(label, sizeof label, "head_norm T=%zu heads=%d dim=%zu case %d", T, heads, D, k);
+        op_head_norm(dev, (struct head_norm_args){x.dev, col, heads, (int)D, dw, 1e-3f, kind, db, by_head});
+        op_head_norm(ref, (struct head_norm_args){x.ref, col, heads, (int)D, rw, 1e-3f, kind, rb, by_head});
         pair_compare(label, dev, ref, &x, loose);
         pair_free(dev, ref, &x);
         dev->ops->free(dev, dw), ref->ops->free(ref, rw), free(w);
@@ -326,9 +330,10 @@ struct weight_kind {
 };
 
 static const struct weight_kind weight_kinds[] = {
-    {DT_F32, 0},    {DT_BF16, 0},   {DT_F16, 0},   {DT_I8, 0},    {DT_I4, 32},   {DT_I4, 64},   {DT_I4, 128},
-    {DT_NF4, 64},   {DT_BLOCK, 0},  {DT_BLOCK, 1}, {DT_BLOCK, 2}, {DT_BLOCK, 3}, {DT_BLOCK, 6}, {DT_BLOCK, 8},
-    {DT_BLOCK, 10}, {DT_BLOCK, 12}, {DT_F8, 0},    {DT_F8, 16},   {DT_F8, 48},   {DT_F8, 128},  {DT_F8, 512}};
+    {DT_F32, 0},   {DT_BF16, 0},  {DT_F16, 0},    {DT_I8, 0},     {DT_I4, 32},    {DT_I4, 64},
+    {DT_I4, 128},  {DT_NF4, 64},  {DT_BLOCK, 0},  {DT_BLOCK, 1},  {DT_BLOCK, 2},  {DT_BLOCK, 3},
+    {DT_BLOCK, 6}, {DT_BLOCK, 8}, {DT_BLOCK, 10}, {DT_BLOCK, 12}, {DT_BLOCK, 14}, {DT_BLOCK, 15},
+    {DT_F8, 0},    {DT_F8, 16},   {DT_F8, 48},    {DT_F8, 128},   {DT_F8, 512}};
 
 static const struct linear_shape {
     int M, N, K;
@@ -362,7 +367,7 @@ static void linear_cases(struct dev *dev, struct dev *ref, enum dtype only)
             struct weight_kind kind = weight_kinds[k];
             if (with_bf16_x && !dev->ops->host_memory && kind.t != DT_BF16) continue; /* the same as without */
             bool apart = kind.t == DT_BLOCK || kind.t == DT_F8;
-            if ((apart ? kind.t : DT_NONE) != only || !packs(dev, kind.t)) continue;
+            if ((apart ? kind.t : DT_NONE) != only) continue;
             if (sh.K > 8000 && kind.t != DT_I8 && kind.t != DT_I4 && kind.t != DT_BLOCK)
                 continue; /* more sums than the limits allow for */
             if ((kind.t == DT_NF4 && sh.K % kind.group) || case_left_out()) continue;
@@ -438,7 +443,6 @@ void test_gate_up(struct dev *dev, struct dev *ref)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         for (size_t k = 0; k < sizeof weight_kinds / sizeof *weight_kinds; k++) {
             struct linear_shape sh = all[i];
-            if (!packs(dev, weight_kinds[k].t)) continue;
             if ((weight_kinds[k].t == DT_NF4 && sh.K % 64) || case_left_out()) continue;
             int F = sh.N, act = (int)(i + k) % (ACT_SWIGLU_CLAMPED + 1);
             char label[LABEL];
@@ -619,7 +623,7 @@ void test_row_classes(const char *name)
         struct dev *d = open_checked(name, 1);
         for (size_t k = 0; k < sizeof weight_kinds / sizeof *weight_kinds; k++) {
             enum dtype t = weight_kinds[k].t;
-            if (!packs(d, t) || (bf16 && t != DT_BF16 && t != DT_F8 && (t != DT_NF4 || !d->ops->rounds_more))) continue;
+            if (bf16 && t != DT_BF16 && t != DT_F8 && (t != DT_NF4 || !d->ops->rounds_more)) continue;
             struct weight_case c = weight_random(t, N, K, weight_kinds[k].group);
             if (t == DT_I4 || t == DT_BLOCK) {
                 rows_in_class(d, &c, x, 8, int4);
@@ -653,10 +657,10 @@ static const struct row_bounds {
     bool bf16_x;
     int end[2];
 } row_bounds[] = {
-    {DT_F32, 0, false, {16}}, {DT_F16, 0, false, {16}},  {DT_F16, 0, true, {16}},       {DT_BF16, 0, false, {16}},
-    {DT_BF16, 0, true, {8}},  {DT_NF4, 64, false, {16}}, {DT_NF4, 64, true, {16, 256}}, {DT_I8, 0, false, {0}},
-    {DT_I4, 32, false, {8}},  {DT_I4, 128, false, {8}},  {DT_BLOCK, 1, false, {8}},     {DT_BLOCK, 2, false, {8}},
-    {DT_F8, 128, false, {16}}, {DT_F8, 128, true, {8}},
+    {DT_F32, 0, false, {16}},   {DT_F16, 0, false, {16}},  {DT_F16, 0, true, {16}},       {DT_BF16, 0, false, {16}},
+    {DT_BF16, 0, true, {8}},    {DT_NF4, 64, false, {16}}, {DT_NF4, 64, true, {16, 256}}, {DT_I8, 0, false, {0}},
+    {DT_I4, 32, false, {8}},    {DT_I4, 128, false, {8}},  {DT_BLOCK, 1, false, {8}},     {DT_BLOCK, 2, false, {8}},
+    {DT_BLOCK, 14, false, {8}}, {DT_F8, 128, false, {16}}, {DT_F8, 128, true, {8}},
 };
 
 /* Only for simt, where products of many rows, which are cuBLASLt's, have one order. */

@@ -112,15 +112,36 @@ static const int8_t e2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, 
 static const int8_t odd3[8] = {-128, 127, 0, 5, -7, 100, 3, -1};
 static const int8_t odd5[32] = {5, -128, 127, 9, -3, 77, 1};
 
-const struct block_kind block_kinds[BLOCK_KINDS] = {
-    {"q8_0", 8, 32, 32, NULL, -128, 0, 0, 0, false, true},      {"q4_k", 4, 32, 256, NULL, 0, 0, 63, 63, true, true},
-    {"q6_k", 6, 16, 256, NULL, -32, -128, 127, 0, false, true}, {"q5_k", 5, 32, 256, NULL, 0, 0, 63, 63, true, true},
-    {"q5_0", 5, 32, 32, NULL, -16, 0, 0, 0, false, true},       {"q4_1", 4, 32, 32, NULL, 0, 0, 0, 0, true, true},
-    {"q3_k", 3, 16, 256, NULL, -4, -32, 31, 0, false, true},    {"q2_k", 2, 16, 256, NULL, 0, 0, 15, 15, true, true},
-    {"iq4_xs", 4, 32, 256, iq4, 0, -32, 31, 0, false, true},    {"mxfp4", 4, 32, 32, e2m1, 0, 0, 0, 0, false, false},
-    {"awq", 4, 128, 128, NULL, 0, 0, 0, 15, true, true},        {"gptq 8", 8, 64, 64, NULL, -128, 0, 0, 0, true, false},
-    {"odd 3", 3, 64, 192, odd3, 0, -9, 9, 255, true, false},    {"odd 5", 5, 128, 1024, odd5, 0, 0, 0, 7, true, false},
+const struct block_kind block_kinds[BLOCK_ALL] = {
+    {"q8_0", 8, 32, 32, NULL, -128, 0, 0, 0, false, true},
+    {"q4_k", 4, 32, 256, NULL, 0, 0, 63, 63, true, true},
+    {"q6_k", 6, 16, 256, NULL, -32, -128, 127, 0, false, true},
+    {"q5_k", 5, 32, 256, NULL, 0, 0, 63, 63, true, true},
+    {"q5_0", 5, 32, 32, NULL, -16, 0, 0, 0, false, true},
+    {"q4_1", 4, 32, 32, NULL, 0, 0, 0, 0, true, true},
+    {"q3_k", 3, 16, 256, NULL, -4, -32, 31, 0, false, true},
+    {"q2_k", 2, 16, 256, NULL, 0, 0, 15, 15, true, true},
+    {"iq4_xs", 4, 32, 256, iq4, 0, -32, 31, 0, false, true},
+    {"mxfp4", 4, 32, 32, e2m1, 0, 0, 0, 0, false, false},
+    {"awq", 4, 128, 128, NULL, 0, 0, 0, 15, true, true},
+    {"gptq 8", 8, 64, 64, NULL, -128, 0, 0, 0, true, false},
+    {"odd 3", 3, 64, 192, odd3, 0, -9, 9, 255, true, false},
+    {"odd 5", 5, 128, 1024, odd5, 0, 0, 0, 7, true, false},
+    {"gptq order", 4, 32, 32, NULL, 0, 0, 0, 15, true, true, true},
+    {"order 8", 8, 128, 128, NULL, -128, 0, 0, 0, false, false, true},
 };
+
+static int common_divisor(int a, int b)
+{
+    return b ? common_divisor(b, a % b) : a;
+}
+
+static void fill_order(uint32_t *order, int cols)
+{
+    int step = cols * 5 / 8 + 1;
+    while (common_divisor(step, cols) != 1) step++;
+    for (int k = 0; k < cols; k++) order[k] = (uint32_t)(((int64_t)k * step + cols / 3) % cols);
+}
 
 static struct weight_case block_random(int rows, int cols, const struct block_kind *kind)
 {
@@ -129,10 +150,11 @@ static struct weight_case block_random(int rows, int cols, const struct block_ki
     size_t supers = (size_t)rows * (size_t)((cols + kind->super - 1) / kind->super);
     bool sub = kind->sub_from || kind->sub_to;
     struct weight_case c = {.data = malloc(n), .block = malloc(sizeof *c.block)};
-    float *super_scale = malloc(supers * 2 * sizeof *super_scale + groups * 2 + (size_t)codes);
+    float *super_scale = malloc((supers * 2 + (size_t)cols) * sizeof *super_scale + groups * 2 + (size_t)codes);
     if (!c.data || !c.block || !super_scale) abort();
     float *super_min = super_scale + supers;
-    int8_t *sub_scale = (int8_t *)(super_min + supers), *value = sub_scale + groups;
+    uint32_t *order = (uint32_t *)(super_min + supers);
+    int8_t *sub_scale = (int8_t *)(order + cols), *value = sub_scale + groups;
     uint8_t *sub_min = (uint8_t *)value + codes;
     c.scale = super_scale;
     for (size_t i = 0; i < n; i++)
@@ -147,6 +169,7 @@ static struct weight_case block_random(int rows, int cols, const struct block_ki
         if (!kind->min && !kind->half) x = ldexpf(1, random_below(12) - 9);
         super_scale[i] = kind->half ? f16_to_f32(f32_to_f16(x)) : x;
     }
+    fill_order(order, cols);
     *c.block = (struct weight_block){.bits = kind->bits,
                                      .value = value,
                                      .group = kind->group,
@@ -154,7 +177,8 @@ static struct weight_case block_random(int rows, int cols, const struct block_ki
                                      .sub_scale = sub ? sub_scale : NULL,
                                      .super_scale = super_scale,
                                      .sub_min = kind->min_most ? sub_min : NULL,
-                                     .super_min = kind->min ? super_min : NULL};
+                                     .super_min = kind->min ? super_min : NULL,
+                                     .order = kind->ordered ? order : NULL};
     c.src = (struct weight_src){.t = DT_BLOCK, .rows = rows, .cols = cols, .data = c.data, .block = c.block};
     return c;
 }
@@ -219,11 +243,6 @@ struct weight *weight_put(struct dev *d, const struct weight_case *c)
         exit(1);
     }
     return w;
-}
-
-bool packs(const struct dev *d, enum dtype t)
-{
-    return t == DT_BLOCK ? d->ops->packs_block : t != DT_F8 || d->ops->packs_f8;
 }
 
 double block_largest(const struct weight_src *s)

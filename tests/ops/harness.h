@@ -55,13 +55,12 @@ struct block_kind {
     int sub_from, sub_to; /* range of sub_scale; 0, 0: none */
     int min_most;         /* of sub_min; 0: none */
     bool min, half;       /* has super_min; floats of the super groups are exact in f16 */
+    bool ordered;         /* columns in an order that depends on their number alone */
 };
-enum { BLOCK_KINDS = 14 };
-extern const struct block_kind block_kinds[BLOCK_KINDS];
+enum { BLOCK_KINDS = 14, BLOCK_ALL = 16 }; /* those from BLOCK_KINDS on are ordered */
+extern const struct block_kind block_kinds[BLOCK_ALL];
 void weight_case_free(struct weight_case *);
 struct weight *weight_put(struct dev *, const struct weight_case *);
-/* Whether the device packs weights of this type. */
-bool packs(const struct dev *, enum dtype);
 /* The largest magnitude of a DT_BLOCK weight. */
 double block_largest(const struct weight_src *);
 

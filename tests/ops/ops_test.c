@@ -180,6 +180,18 @@ static int test_device(const char *name)
         with_bf16_x = false;
         report("products of training, bits; bf16 x", start, 0);
     }
+    if (op_wanted("experts_linear")) {
+        int before = n_failures;
+        double at = now();
+        with_bf16_x = true;
+        struct dev *d = open_checked(name, 1), *ref = open_checked("ref", 1);
+        test_experts_linear(d, ref);
+        test_experts_gate_up(d, ref);
+        dev_close(d);
+        dev_close(ref);
+        with_bf16_x = false;
+        report("experts, bf16 x", at, before);
+    }
     if (op_wanted("attn_back")) {
         int before = n_failures;
         double at = now();
@@ -248,9 +260,12 @@ int main(int argc, char **argv)
         test_linear(dev, exact);
         test_gemm(dev, exact);
         test_linear_back(dev, exact);
+        test_experts_linear(dev, exact);
+        test_experts_gate_up(dev, exact);
         dev_close(dev);
         dev_close(exact);
     }
+    test_f8_values(levels, n);
     test_rows_alone(levels, n);
     test_train_gemm(levels, n);
     with_bf16_x = false;

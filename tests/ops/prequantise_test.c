@@ -155,15 +155,16 @@ static void ahead_one(struct dev *dev, struct dev *ref, const struct ahead_case 
 void norms_prequantise(struct dev *dev, struct dev *ref, bool add)
 {
     static const struct ahead_case all[] = {
-        {1, 128, 17, DT_I8, 0, NORM_RMS, 0, true, false},    {7, 260, 33, DT_I8, 0, NORM_LAYER, 4, true, false},
-        {9, 132, 40, DT_I4, 32, NORM_RMS, 0, true, false},   {2, 640, 5, DT_I4, 128, NORM_LAYER, 0, true, true},
-        {3, 1028, 9, DT_I4, 64, NORM_RMS, 0, true, false},   {33, 128, 31, DT_I8, 0, NORM_RMS, 0, true, true},
-        {2, 4096, 3, DT_I8, 0, NORM_RMS, 0, true, false},    {2, 4100, 3, DT_I4, 32, NORM_LAYER, 0, true, false},
-        {2, 8192, 2, DT_I8, 0, NORM_LAYER, 0, true, false},  {2, 8196, 2, DT_I8, 0, NORM_RMS, 0, false, false},
-        {7, 131, 17, DT_I8, 0, NORM_RMS, 0, false, false},   {7, 128, 17, DT_I4, 32, NORM_RMS, 3, false, false},
-        {7, 128, 17, DT_F32, 0, NORM_RMS, 0, false, false},  {7, 4, 3, DT_I8, 0, NORM_RMS, 0, true, false},
-        {7, 192, 17, DT_NF4, 64, NORM_RMS, 0, false, false}, {17, 20, 3, DT_I4, 32, NORM_LAYER, 0, true, false},
-        {9, 132, 40, DT_BLOCK, 1, NORM_RMS, 0, true, false}, {3, 640, 17, DT_BLOCK, 2, NORM_LAYER, 0, true, true},
+        {1, 128, 17, DT_I8, 0, NORM_RMS, 0, true, false},      {7, 260, 33, DT_I8, 0, NORM_LAYER, 4, true, false},
+        {9, 132, 40, DT_I4, 32, NORM_RMS, 0, true, false},     {2, 640, 5, DT_I4, 128, NORM_LAYER, 0, true, true},
+        {3, 1028, 9, DT_I4, 64, NORM_RMS, 0, true, false},     {33, 128, 31, DT_I8, 0, NORM_RMS, 0, true, true},
+        {2, 4096, 3, DT_I8, 0, NORM_RMS, 0, true, false},      {2, 4100, 3, DT_I4, 32, NORM_LAYER, 0, true, false},
+        {2, 8192, 2, DT_I8, 0, NORM_LAYER, 0, true, false},    {2, 8196, 2, DT_I8, 0, NORM_RMS, 0, false, false},
+        {7, 131, 17, DT_I8, 0, NORM_RMS, 0, false, false},     {7, 128, 17, DT_I4, 32, NORM_RMS, 3, false, false},
+        {7, 128, 17, DT_F32, 0, NORM_RMS, 0, false, false},    {7, 4, 3, DT_I8, 0, NORM_RMS, 0, true, false},
+        {7, 192, 17, DT_NF4, 64, NORM_RMS, 0, false, false},   {17, 20, 3, DT_I4, 32, NORM_LAYER, 0, true, false},
+        {9, 132, 40, DT_BLOCK, 1, NORM_RMS, 0, true, false},   {3, 640, 17, DT_BLOCK, 2, NORM_LAYER, 0, true, true},
+        {5, 132, 40, DT_BLOCK, 14, NORM_RMS, 0, false, false},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) ahead_one(dev, ref, &all[i], add);
 }

@@ -23,9 +23,9 @@ static size_t n_out(const struct train_op *op, const struct shape *s)
 
 static void shape_name(char label[LABEL], const struct train_op *op, const struct shape *s, const char *what)
 {
-    snprintf(label, LABEL, "%s T=%d C=%d H=%d/%d D=%d rot %d window %d softcap %g kind %d%s%s%s%s pad %d%s", op->name,
+    snprintf(label, LABEL, "%s T=%d C=%d H=%d/%d D=%d rot %d window %d softcap %g kind %d%s%s%s%s%s pad %d%s", op->name,
              s->T, s->C, s->H, s->G, s->D, s->rot, s->window, (double)s->softcap, s->kind, s->sinks ? " sinks" : "",
-             s->both ? " both sides" : "", s->accumulate ? " accumulates" : "", s->in_place ? " in place" : "", s->pad,
+             s->both ? " both sides" : "", s->apart ? " apart" : "", s->accumulate ? " accumulates" : "", s->in_place ? " in place" : "", s->pad,
              what);
 }
 
@@ -132,13 +132,17 @@ void test_norm_back(struct dev *dev, struct dev *ref)
 void test_head_norm_back(struct dev *dev, struct dev *ref)
 {
     static const int dims[] = {1, 8, 16, 20, 64, 128};
-    EACH(T, row_counts) EACH(D, dims) for (int H = 1; H < 4; H++)
+    EACH(T, row_counts) EACH(D, dims) for (int H = 1; H < 4; H++) for (int k = 0; k < 4; k++)
     {
-        struct shape s = {.T = (int)T, .D = (int)D, .H = H, .pad = H - 1};
+        struct shape s = {.T = (int)T, .D = (int)D, .H = H, .pad = H - 1, .kind = k % 2, .apart = k / 2};
         against_ref(dev, ref, &head_norm_back_op, &s, 2, (struct tolerance){5e-5, 2e-5, 1e-10});
     }
-    struct shape small = {.T = 2, .D = 5, .H = 2};
-    against_differences(ref, &head_norm_back_op, &small);
+    for (int k = 0; k < 4; k++) {
+        struct shape wide = {.T = 3, .D = 300, .H = 2, .kind = k % 2, .apart = k / 2};
+        against_ref(dev, ref, &head_norm_back_op, &wide, 2, (struct tolerance){5e-5, 2e-5, 1e-10});
+        struct shape small = {.T = 2, .D = 5, .H = 2, .kind = k % 2, .apart = k / 2};
+        against_differences(ref, &head_norm_back_op, &small);
+    }
 }
 
 /* The rotation is rope_kv's, bit for bit; and back undoes it. */
@@ -548,6 +552,7 @@ static const struct {
     {&norm_back_op, {.T = 301, .C = 263, .kind = NORM_LAYER}},
     {&norm_back_op, {.T = 301, .C = 263, .kind = NORM_RMS, .accumulate = true}},
     {&head_norm_back_op, {.T = 301, .H = 5, .D = 48}},
+    {&head_norm_back_op, {.T = 301, .H = 5, .D = 48, .kind = NORM_LAYER, .apart = true}},
     {&rope_op, {.T = 301, .H = 5, .G = 1, .D = 48, .rot = 32}},
     {&attn_seq_op, {.T = 150, .H = 4, .G = 2, .D = 17, .n_seqs = 3, .q_start = {0, 5, 134, 150}}},
     {&attn_back_op, {.T = 150, .H = 4, .G = 2, .D = 17, .n_seqs = 3, .q_start = {0, 5, 134, 150}}},
@@ -625,7 +630,7 @@ static void row_alone(struct dev *d, const struct train_op *op, const struct sha
     struct shape one = *s;
     one.T = 1;
     bool norm = op == &norm_back_op;
-    size_t shared = norm ? 2 * (size_t)s->C : op == &head_norm_back_op ? (size_t)s->D : 0;
+    size_t shared = norm ? 2 * (size_t)s->C : op == &head_norm_back_op ? 2 * size_head_weight(s) : 0;
     size_t x = op->n_x(&one) - shared, y = op->n_y(&one), all = op->n_x(s);
     float *part = malloc((x + shared + y) * sizeof *part);
     if (!part) abort();

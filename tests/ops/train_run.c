@@ -131,22 +131,28 @@ static void norm_back_run(struct dev *d, const struct shape *s, const float *in,
     bed_end(&b, "norm_back");
 }
 
-/* x (T, 3 + H D + 1), w (D): the columns beside the heads stay */
+/* x (T, 3 + H D + 1), w, b (D) or (H, D): the columns beside the heads stay */
 static size_t size_head_cols(const struct shape *s)
 {
     return (size_t)s->T * (s->H * s->D + 4);
 }
+size_t size_head_weight(const struct shape *s)
+{
+    return (size_t)s->D * (s->apart ? s->H : 1);
+}
 static size_t size_head_norm(const struct shape *s)
 {
-    return size_head_cols(s) + (size_t)s->D;
+    return size_head_cols(s) + 2 * size_head_weight(s);
 }
 
 static void head_norm_forward(struct dev *d, const struct shape *s, const float *x, float *y)
 {
     struct bed b = {d, s->pad};
     struct mat mx = bed_mat(&b, x, s->T, s->H * s->D + 4);
-    float *w = bed_put(&b, x + size_head_cols(s), (size_t)s->D * 4);
-    op_head_norm(d, (struct head_norm_args){mx, 3, s->H, s->D, w, 1e-3f});
+    size_t n = size_head_weight(s);
+    float *w = bed_put(&b, x + size_head_cols(s), 2 * n * 4);
+    op_head_norm(d,
+                 (struct head_norm_args){mx, 3, s->H, s->D, w, 1e-3f, (enum norm_kind)s->kind, w + n, s->apart});
     bed_take(&b, &mx, y);
     bed_end(&b, "head_norm");
 }
@@ -154,11 +160,13 @@ static void head_norm_forward(struct dev *d, const struct shape *s, const float 
 static void head_norm_back_run(struct dev *d, const struct shape *s, const float *in, float *out)
 {
     struct bed b = {d, s->pad};
-    size_t n = size_head_cols(s), D = (size_t)s->D;
-    struct mat x = bed_mat(&b, in, s->T, s->H * s->D + 4), dx = bed_mat(&b, in + n + D, s->T, s->H * s->D + 4);
-    float *w = bed_put(&b, in + n, D * 4), *dw = bed_put(&b, NULL, D * 4);
-    op_head_norm_back(d, (struct head_norm_back_args){dx, x, 3, s->H, s->D, w, 1e-3f, dw});
-    bed_take_floats(&b, dw, D, bed_take(&b, &dx, out));
+    size_t n = size_head_cols(s), W = size_head_weight(s);
+    struct mat x = bed_mat(&b, in, s->T, s->H * s->D + 4), dx = bed_mat(&b, in + n + 2 * W, s->T, s->H * s->D + 4);
+    float *w = bed_put(&b, in + n, W * 4), *dw = bed_put(&b, NULL, W * 4), *db = bed_put(&b, NULL, W * 4);
+    op_head_norm_back(d, (struct head_norm_back_args){dx, x, 3, s->H, s->D, w, 1e-3f, dw, (enum norm_kind)s->kind, db,
+                                                      s->apart});
+    float *end = bed_take_floats(&b, dw, W, bed_take(&b, &dx, out));
+    bed_take_floats(&b, db, W, end);
     bed_end(&b, "head_norm_back");
 }
 

@@ -17,6 +17,7 @@ struct shape {
     float softcap; /* of scores, of logits; 0: none */
     float scale;   /* of logits, with softcap; 0: 1 */
     bool both;     /* attention: not causal */
+    bool apart;    /* norms of heads: a weight for each */
     int by_head;   /* attention: so many query heads a call; 0: all in one */
     bool sinks;    /* attention */
 };
@@ -37,6 +38,7 @@ extern const struct train_op norm_back_op, head_norm_back_op, rope_op, attn_seq_
 
 size_t size_TC(const struct shape *);
 size_t size_qkv(const struct shape *);
+size_t size_head_weight(const struct shape *); /* of the norms of heads */
 void dropout_at(struct dev *, const struct shape *, const float *x, float *y); /* p 0.3, row0 = window */
 void rope_at(struct dev *, const struct shape *, const float *x, float *y, bool back);
 

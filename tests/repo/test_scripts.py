@@ -8,7 +8,7 @@ import sys
 import pytest
 from sources import ROOT
 
-SHELL = ["scripts/build", "scripts/deb", "scripts/deps", "scripts/find-gpu", "scripts/find-nvcc", "scripts/image", "scripts/install", "scripts/lint", "scripts/ninja",
+SHELL = ["scripts/build", "scripts/cpu-level", "scripts/deb", "scripts/deps", "scripts/find-gpu", "scripts/find-nvcc", "scripts/image", "scripts/install", "scripts/lint", "scripts/ninja",
          "scripts/runtime-packages", "scripts/serve", "scripts/symbolise", "scripts/test", "scripts/try-deb", ".ci/run",
          "systemd/deb.postinst", "systemd/deb.postrm", "systemd/deb.prerm"]
 PASS, FAIL, SKIP, LATE = ("<testcase name='a'/>", "<testcase><failure/></testcase>", "<testcase><skipped/><system-out/></testcase>",

@@ -28,6 +28,7 @@ PRETOKENIZERS = {
     'Punctuation': {'type': 'Punctuation', 'behavior': 'Isolated'},
     'Whitespace': {'type': 'Whitespace'},
     'WhitespaceSplit': {'type': 'WhitespaceSplit'},
+    'UnicodeScripts': {'type': 'UnicodeScripts'},
 }
 NORMALIZERS = {n: {'type': n} for n in ('NFC', 'NFD', 'NFKC', 'NFKD', 'Lowercase', 'StripAccents', 'Nmt', 'ByteLevel')}
 NORMALIZERS['Strip'] = {'type': 'Strip', 'strip_left': True, 'strip_right': True}
@@ -79,6 +80,8 @@ def main(wanted):
     for name, step in PRETOKENIZERS.items():
         if not wanted or name in wanted:
             run(name, description(pretokenizer=step), lambda c: f"a{c}b {c}'{c}1{c}\n{c} {c}{c}.{c}\n")
+    if not wanted or 'UnicodeScripts' in wanted:
+        run('UnicodeScripts, neighbours', description(pretokenizer=PRETOKENIZERS['UnicodeScripts']), str)
     for name, step in NORMALIZERS.items():
         if not wanted or name in wanted:
             run(name, description(normalizer=step),

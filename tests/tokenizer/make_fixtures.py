@@ -183,6 +183,15 @@ def xlm_roberta(charsmap, pieces):
         'model': {'type': 'Unigram', 'unk_id': 3, 'vocab': pieces, 'byte_fallback': False}}
 
 
+def cuts(pre_tokenizer):
+    """Every piece is one unknown token: its offsets show the cuts."""
+    return {'version': '1.0', 'truncation': None, 'padding': None, 'added_tokens': [], 'normalizer': None,
+            'pre_tokenizer': pre_tokenizer, 'post_processor': None, 'decoder': {'type': 'Fuse'},
+            'model': {'type': 'BPE', 'dropout': None, 'unk_token': '?', 'continuing_subword_prefix': None,
+                      'end_of_word_suffix': None, 'fuse_unk': True, 'byte_fallback': False, 'ignore_merges': False,
+                      'vocab': {'?': 0}, 'merges': []}}
+
+
 def variants():
     byte_level, spm = llama3(), sentencepiece()
     yield 'llama3', byte_level
@@ -279,15 +288,10 @@ def variants():
     behaviors = [('Removed', False), ('MergedWithPrevious', False), ('MergedWithNext', False), ('Contiguous', False),
                  ('Removed', True), ('MergedWithPrevious', True), ('MergedWithNext', True), ('Contiguous', True),
                  ('Isolated', True)]
-    for i, (behavior, invert) in enumerate(behaviors):  # every piece is one unknown token: its offsets show the cuts
-        yield f'split-{i}', {
-            'version': '1.0', 'truncation': None, 'padding': None, 'added_tokens': [], 'normalizer': None,
-            'pre_tokenizer': {'type': 'Split', 'pattern': {'Regex': r'[\s.,]|\w\d+'}, 'behavior': behavior,
-                              'invert': invert},
-            'post_processor': None, 'decoder': {'type': 'Fuse'},
-            'model': {'type': 'BPE', 'dropout': None, 'unk_token': '?', 'continuing_subword_prefix': None,
-                      'end_of_word_suffix': None, 'fuse_unk': True, 'byte_fallback': False, 'ignore_merges': False,
-                      'vocab': {'?': 0}, 'merges': []}}
+    for i, (behavior, invert) in enumerate(behaviors):
+        yield f'split-{i}', cuts({'type': 'Split', 'pattern': {'Regex': r'[\s.,]|\w\d+'}, 'behavior': behavior,
+                                  'invert': invert})
+    yield 'scripts', cuts({'type': 'UnicodeScripts'})
 
 
 if __name__ == '__main__':

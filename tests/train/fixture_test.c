@@ -1,6 +1,6 @@
 /* Ten optimizer steps, of all weights (by AdamW, or by Muon with an average) and of an adapter, are those of torch and
- * PEFT (make_fixtures.py): losses and
- * gradient norms to 1e-3, weights to 1e-4 of their size, and to 2e-3 of what the steps changed.
+ * PEFT (make_fixtures.py): losses and gradient norms to 1e-3, weights to 1e-4 of their size, and to 2e-3 of what the
+ * steps changed.
  *
  *     fixture_test MODELS_DIR TRAIN_DIR [DEVICE [MODEL]] */
 #include "engine/base/file.h"
@@ -269,21 +269,23 @@ int main(int argc, char **argv)
                                         "gpt-neox-sequential",
                                         "stablelm-parallel",
                                         "smollm3-sliding",
+                                        "phi-qk-norm",
+                                        "stablelm-qk-norm",
                                         "mixtral",
                                         "qwen2-moe",
                                         "qwen3-moe",
-                                        "gpt-oss",
-                                        "olmoe"};
-    enum { FIRST_MOE = 19 }; /* of these only adapters are trained */
+                                        "olmoe",
+                                        "gpt-oss"};
+    enum { FIRST_MOE = 21, GPT_OSS = 25 }; /* of gpt-oss only adapters are trained */
     if (argc < 3) return 2;
     const char *device = argc > 3 ? argv[3] : "cpu";
     int models = 0;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (argc > 4 && strcmp(argv[4], names[i]) != 0) continue;
         models++;
-        for (int method = i < FIRST_MOE ? 0 : LORA; method < METHODS; method++)
-            run(argv[1], argv[2], names[i], device, (enum method)method, false);
-        if (i >= FIRST_MOE) run(argv[1], argv[2], names[i], device, LORA, true); /* experts are computed again */
+        for (int method = i < GPT_OSS ? 0 : LORA; method < METHODS; method++)
+            for (int recompute = 0; recompute <= (i >= FIRST_MOE); recompute++) /* experts are computed again */
+                run(argv[1], argv[2], names[i], device, (enum method)method, recompute);
     }
     return failures > 0 || !models;
 }

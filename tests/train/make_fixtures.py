@@ -12,7 +12,7 @@ NAME.safetensors has
     full.NAME              F32 [m]     at most SAMPLES values of each tensor of the model afterwards, evenly spaced
     muon...                            like full, with Muon for the matrices of the layers; muon.NAME is of the weights' moving average
     lora.NAME              F32         each tensor of the adapter afterwards, as PEFT names it
-(without full and muon for models with experts) and NAME-adapter/ is the adapter that the LoRA steps begin with, as PEFT saves it.
+(without full and muon for gpt-oss) and NAME-adapter/ is the adapter that the LoRA steps begin with, as PEFT saves it.
 
 Each step sees all rows, so their order does not matter. float32, CPU, eager attention, no dropout.
 """
@@ -22,6 +22,7 @@ import inspect
 import math
 import re
 import shutil
+import tempfile
 from pathlib import Path
 
 import peft
@@ -43,9 +44,10 @@ TARGETS = {
     "phi4-mini": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
     "phi": ["q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"],
 }
-LATER = ["gpt-neox-sequential", "stablelm-parallel", "smollm3-sliding"]  # after EXPERTS in the order that gives seeds
-TARGETS["gpt-neox-sequential"] = TARGETS["gpt-neox"]
-EXPERTS = ["mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss", "olmoe"]  # only adapters are trained
+LATER = ["gpt-neox-sequential", "stablelm-parallel", "smollm3-sliding", "phi-qk-norm", "stablelm-qk-norm"]  # after EXPERTS in the order that gives seeds
+TARGETS["gpt-neox-sequential"], TARGETS["phi-qk-norm"] = TARGETS["gpt-neox"], TARGETS["phi"]
+EXPERTS = ["mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss", "olmoe"]
+ADAPTERS_ONLY = ["gpt-oss"]
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 TARGETS.update({"mixtral": ["q_proj"], "qwen2-moe": "all-linear", "qwen3-moe": ATTENTION, "gpt-oss": ATTENTION, "olmoe": []})
 PARAMETERS = {
@@ -94,29 +96,41 @@ def muon_in_float32():
     exec(source.replace("torch.bfloat16", "torch.float32"), module.__dict__)
 
 
+def matrices(name, stacked):
+    """The matrices of a stack of experts: gate and up apart."""
+    return [m for expert in stacked for m in (expert.chunk(2) if "gate_up" in name else [expert])]
+
+
 def optimizers(method, model):
+    """-> the optimizers, and [(name, parameter, its matrices)] of the experts: what Muon updates shares their memory"""
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    matrices = [p for n, p in named if method == "muon" and p.dim() == 2 and not re.search("embed|wte|wpe|lm_head", n)]
-    rest = [p for _, p in named if not any(p is m for m in matrices)]
+    layers = [(n, p) for n, p in named if method == "muon" and p.dim() > 1 and not re.search("embed|wte|wpe|lm_head", n)]
+    experts = [(n, p, [torch.nn.Parameter(m) for m in matrices(n, p.detach())]) for n, p in layers if p.dim() == 3]
+    by_muon = [p for _, p in layers if p.dim() == 2] + [m for _, _, ms in experts for m in ms]
+    rest = [p for _, p in named if not any(p is m for _, m in layers)]
     groups = [{"params": [p for p in rest if p.dim() > 1], "weight_decay": DECAY[method]},
               {"params": [p for p in rest if p.dim() == 1], "weight_decay": 0.0}]
-    adamw = torch.optim.AdamW([g for g in groups if g["params"]], lr=1.0, betas=(0.9, 0.999), eps=EPSILON)
-    return [adamw] + ([torch.optim.Muon(matrices, lr=1.0, weight_decay=DECAY[method], adjust_lr_fn="match_rms_adamw")] if matrices else [])
+    optims = [torch.optim.AdamW([g for g in groups if g["params"]], lr=1.0, betas=(0.9, 0.999), eps=EPSILON)]
+    if by_muon:
+        optims.append(torch.optim.Muon(by_muon, lr=1.0, weight_decay=DECAY[method], adjust_lr_fn="match_rms_adamw"))
+    return optims, experts
 
 
 def train(method, model, rows, average=None):
     """-> losses, norms; average: a copy of the state dict, which becomes that of the weights"""
     params = [p for p in model.parameters() if p.requires_grad]
-    optims = optimizers(method, model)
+    optims, experts = optimizers(method, model)
     losses, norms = [], []
     for step in range(STEPS):
-        for optim in optims:
-            optim.zero_grad()
-            for group in optim.param_groups:
-                group["lr"] = rate(method, step)
+        model.zero_grad()
+        for group in (g for optim in optims for g in optim.param_groups):
+            group["lr"] = rate(method, step)
         loss = step_loss(model, rows)
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(params, 1.0)))
+        for name, stacked, of in experts:
+            for m, grad in zip(of, matrices(name, stacked.grad)):
+                m.grad = grad
         for optim in optims:
             optim.step()
         losses.append(float(loss.detach()))
@@ -141,10 +155,20 @@ def run_full(method, directory, rows, out):
     average = {k: v.clone() for k, v in model.state_dict().items()} if method == "muon" else None
     out[method + ".loss"], out[method + ".norm"] = train(method, model, rows, average)
     names = average or dict(model.state_dict())
+    if directory.name in EXPERTS:
+        names = as_saved(model, names)
     for name in safetensors_names(directory):
         found = [k for k in (name, "transformer." + name, name.replace("embed_out", "lm_head")) if k in names]
         for key in found[:1]:
             out[method + "." + name] = sample(names[key])
+
+
+def as_saved(model, values):
+    """The values under the names of transformers' files: experts one by one."""
+    model.load_state_dict(values)
+    with tempfile.TemporaryDirectory() as to:
+        model.save_pretrained(to)
+        return safetensors.torch.load_file(Path(to) / "model.safetensors")
 
 
 def safetensors_names(directory):
@@ -188,7 +212,7 @@ def main():
         out = {"ids": torch.tensor(sum((r[0] for r in rows), []), dtype=torch.int32),
                "trained": torch.tensor(sum((r[1] for r in rows), []), dtype=torch.uint8),
                "start": torch.tensor(start, dtype=torch.int32)}
-        if name not in EXPERTS:
+        if name not in ADAPTERS_ONLY:
             run_full("full", directory, rows, out)
             run_full("muon", directory, rows, out)
         run_lora(name, directory, rows, out, args.out / f"{name}-adapter")

@@ -16,6 +16,7 @@ struct dequantise_args {
     size_t row_bytes;
     int rows, cols, group, n_groups;
     int first; /* of block, whose `data` are the weight's runs */
+    const uint32_t *order; /* of block: the input of each column; NULL: its own number */
 };
 
 /* Eight values from column c on, c a multiple of 8, of a row of type T. Past the last column: the padding's values. */
@@ -61,6 +62,20 @@ __device__ inline void values_of(float (&v)[WIDE], const struct dequantise_args 
     }
 }
 
+/* Eight columns from c on of a row `to`, each to the place of its input. */
+template <bool HALF>
+__device__ inline void store_ordered(void *to, const float (&v)[WIDE], const uint32_t *order, int c, int cols)
+{
+#pragma unroll
+    for (int i = 0; i < WIDE; i++) {
+        unsigned at = c + i < cols ? order[c + i] : (unsigned)(c + i);
+        if constexpr (HALF)
+            static_cast<uint16_t *>(to)[at] = (uint16_t)pack_bf16(v[i], 0);
+        else
+            static_cast<float *>(to)[at] = v[i];
+    }
+}
+
 /* to (rows, half_ld(cols)) = the values of a slice, f32 or bf16 (HALF). A thread converts eight columns of a row. */
 template <enum dtype T, bool HALF>
 __global__ void __launch_bounds__(DEQUANTISE_THREADS)
@@ -72,6 +87,13 @@ __global__ void __launch_bounds__(DEQUANTISE_THREADS)
     if (i >= (unsigned)g.rows * across) return;
     float v[WIDE];
     values_of<T>(v, g, code, (int)(i / across), (int)(i % across) * WIDE);
+    if constexpr (T == DT_BLOCK) {
+        if (g.order) {
+            uint8_t *row = static_cast<uint8_t *>(to) + (size_t)(i / across * across * WIDE) * (HALF ? 2 : 4);
+            store_ordered<HALF>(row, v, g.order, (int)(i % across) * WIDE, g.cols);
+            return;
+        }
+    }
     if constexpr (HALF) {
         unsigned h[4];
 #pragma unroll
@@ -121,7 +143,8 @@ const void *dequantise_rows(gpu_dev *d, const char *op, const gpu_weight *w, int
                                 .cols = w->cols,
                                 .group = w->group,
                                 .n_groups = w->n_groups,
-                                .first = first};
+                                .first = first,
+                                .order = w->order};
     if (w->scale) g.scale = static_cast<const uint8_t *>(w->scale) + (size_t)first * (size_t)w->n_groups * one;
     LAUNCH(d, op, dequantise_of(w->t, half), dim3(blocks_for(n / WIDE, DEQUANTISE_THREADS)), dim3(DEQUANTISE_THREADS),
            w->t == DT_NF4 ? sizeof(nf4_table) : 0, to, g, nf4_values());

@@ -154,55 +154,7 @@ experts_fn kernel_of(enum dtype t)
     }
 }
 
-/* The value of row n, column c of a weight of any type. */
-template <enum dtype T>
-__device__ inline float weight_value(const uint8_t *data, const void *scale, const expert_args &a,
-                                     const nf4_table &code, int n, int c)
-{
-    const uint8_t *row = data + (size_t)n * a.row_bytes;
-    size_t groups = (size_t)n * (size_t)a.n_groups;
-    if constexpr (T == DT_BLOCK) return block_output(reinterpret_cast<const block_run *>(data), n).value(c);
-    if constexpr (T == DT_I8)
-        return (float)reinterpret_cast<const int8_t *>(row)[c] * static_cast<const float *>(scale)[n];
-    if constexpr (T == DT_I4)
-        return (float)((row[c / 2] >> (c % 2 * 4) & 15) - 8) *
-               half_to_float(static_cast<const uint16_t *>(scale)[groups + (size_t)(c / a.group)]);
-    return value_at<T>(row, static_cast<const float *>(scale) + groups, a.group, code, c);
-}
-
-/* dx = dy W, in the names of y = x W^T: y is dy, x is dx.  A thread has an input, and sums over outputs in order. Block
- * (x, y): inputs x * EXPERT_THREADS ..., of the table's expert y. */
-template <enum dtype T>
-__global__ void __launch_bounds__(EXPERT_THREADS) experts_back_kernel(expert_args a, expert_table w, nf4_table codes)
-{
-    SMEM(nf4_table, code);
-    if constexpr (T == DT_NF4) share_nf4(code, codes);
-    int e = a.first + (int)blockIdx.y, c = (int)(blockIdx.x * EXPERT_THREADS + threadIdx.x);
-    if (c >= a.K) return;
-    for (int m = a.start[e]; m < a.start[e + 1]; m++) {
-        const float *dy = static_cast<const float *>(a.y.p) + (size_t)m * (size_t)a.y.ld;
-        float sum = 0;
-        for (int n = 0; n < a.N; n++)
-            sum = fmaf(dy[n], weight_value<T>(w.data[blockIdx.y], w.scale[blockIdx.y], a, code, n, c), sum);
-        static_cast<float *>(a.x.p)[(size_t)m * (size_t)a.x.ld + (size_t)c] = sum;
-    }
-}
-
-experts_fn back_of(enum dtype t)
-{
-    switch (t) {
-    case DT_F32: return experts_back_kernel<DT_F32>;
-    case DT_BF16: return experts_back_kernel<DT_BF16>;
-    case DT_F16: return experts_back_kernel<DT_F16>;
-    case DT_I8: return experts_back_kernel<DT_I8>;
-    case DT_I4: return experts_back_kernel<DT_I4>;
-    case DT_BLOCK: return experts_back_kernel<DT_BLOCK>;
-    case DT_F8: return experts_back_kernel<DT_F8>;
-    default: return experts_back_kernel<DT_NF4>;
-    }
-}
-
-void run(gpu_dev *d, const char *op, const struct weight *const *w, int n, bool back, expert_args *a)
+void run(gpu_dev *d, const char *op, const struct weight *const *w, int n, expert_args *a)
 {
     const gpu_weight *shape = weight_of(w[0]);
     if (a->x.rows == 0 || d->head.error.op) return;
@@ -214,18 +166,18 @@ void run(gpu_dev *d, const char *op, const struct weight *const *w, int n, bool 
     a->row_bytes = shape->row_bytes;
     a->round_x = (shape->t == DT_BF16 || shape->t == DT_F8) && d->head.bf16_x;
     bool is_int = shape->t == DT_I8 || shape->t == DT_I4 || shape->t == DT_BLOCK;
-    if (is_int && !back && !quantise_rows(d, op, &a->x, false, &a->q)) return;
-    int outputs = back ? a->K : a->gate ? a->N / 2 : a->N;
+    if (is_int && !quantise_rows(d, op, &a->x, false, nullptr, &a->q)) return;
+    int outputs = a->gate ? a->N / 2 : a->N;
     for (a->first = 0; a->first < n; a->first += TABLE) {
         int some = n - a->first < TABLE ? n - a->first : TABLE;
         expert_table table = {};
         for (int i = 0; i < some; i++) {
             const gpu_weight *one = weight_of(w[a->first + i]);
+            assert(!one->order);
             table.data[i] = one->data;
             table.scale[i] = one->scale;
         }
-        LAUNCH(d, op, (back ? back_of(shape->t) : kernel_of(shape->t)),
-               dim3(blocks_for((size_t)outputs, back ? EXPERT_THREADS : EXPERT_WARPS), (unsigned)some),
+        LAUNCH(d, op, kernel_of(shape->t), dim3(blocks_for((size_t)outputs, EXPERT_WARPS), (unsigned)some),
                dim3(EXPERT_THREADS), shape->t == DT_NF4 ? sizeof(nf4_table) : 0, *a, table, nf4_values());
     }
 }
@@ -239,7 +191,7 @@ void gpu_experts_linear(struct dev *head, const struct experts_linear_args *a)
     g.x = a->x;
     g.b = a->b;
     g.start = a->start;
-    run(gpu_of(head), "experts_linear", a->w, a->n, false, &g);
+    run(gpu_of(head), "experts_linear", a->w, a->n, &g);
 }
 
 void gpu_experts_gate_up(struct dev *head, const struct experts_gate_up_args *a)
@@ -251,16 +203,7 @@ void gpu_experts_gate_up(struct dev *head, const struct experts_gate_up_args *a)
     g.start = a->start;
     g.gate = true;
     g.act = a->act;
-    run(gpu_of(head), "experts_gate_up", a->w, a->n, false, &g);
-}
-
-void gpu_experts_linear_back(struct dev *head, const struct experts_linear_back_args *a)
-{
-    expert_args g = {};
-    g.y = a->dy;
-    g.x = a->dx;
-    g.start = a->start;
-    run(gpu_of(head), "experts_linear_back", a->w, a->n, true, &g);
+    run(gpu_of(head), "experts_gate_up", a->w, a->n, &g);
 }
 
 } // namespace GPU_NAMESPACE

@@ -217,7 +217,7 @@ void multiply(gpu_dev *d, const char *op, const gpu_weight *w, packed_gemm *p, c
     bool round_x = rounds(d, w);
     if (is_int(w)) {
         quantised q;
-        if (!quantise_rows(d, op, x, w->t == DT_I4, &q)) return;
+        if (!quantise_rows(d, op, x, w->t == DT_I4, w->order, &q)) return;
         if (w->t == DT_BLOCK)
             multiply_block(d, op, w, p, &q);
         else if (few_rows(d, w, p->M))

@@ -1,5 +1,6 @@
 /* Op lora: adds the outputs of adapters beside a served weight, for all groups and parts in two launches: u = x a^T
- * into scratch, then y += scale * u b^T, where a block owns columns of y and handles the parts in order.
+ * into scratch, then y += scale * u b^T, where a block owns columns of y and handles the parts in order. Where there
+ * are thousands of groups, as adapters of experts have them, those whose lists fit LISTS_BYTES at a time.
  *
  * The order of each sum of a row is fixed, whatever the row's group and the number of groups: over k by the 256
  * threads of a block, each with four neighbouring elements and a stride of 1024, then by a butterfly within a warp,
@@ -256,11 +257,25 @@ void launch(gpu_dev *d, const struct lora_args *a, const struct plan *p, const r
            a->y, u, stride);
 }
 
-} // namespace
+/* Of the lists of one pair of launches, unless one group alone has more: far below GPU_STAGE_MOST, which a group of 4
+ * million rows reaches, and enough rows to fill a GPU. */
+const size_t LISTS_BYTES = GPU_STAGE_MOST / 64;
 
-void gpu_lora(struct dev *head, const struct lora_args *a)
+/* @return the end of the groups from `from` on whose lists fit. */
+int slice_end(const struct lora_args *a, int from)
 {
-    gpu_dev *d = gpu_of(head);
+    size_t bytes = 0;
+    int end = from;
+    for (; end < a->n_groups; end++) {
+        const struct lora_group *g = a->group + end;
+        bytes += (size_t)((g->rows + MANY - 1) / MANY) * sizeof(row_tile) + (size_t)g->n_parts * sizeof(part);
+        if (end > from && bytes > LISTS_BYTES) break;
+    }
+    return end;
+}
+
+void run_slice(gpu_dev *d, const struct lora_args *a)
+{
     struct plan p = plan_of(a);
     if (p.tiles == 0) return;
     assert(p.rank_tiles <= 65535);
@@ -268,7 +283,7 @@ void gpu_lora(struct dev *head, const struct lora_args *a)
     static_assert(sizeof(row_tile) % alignof(part) == 0, "the parts follow the tiles");
     uint8_t *host = static_cast<uint8_t *>(malloc(bytes));
     float *u = static_cast<float *>(gpu_scratch(d, "lora", AREA_Y, p.u * sizeof(float)));
-    if (!host) dev_fail(head, "lora", "out of memory");
+    if (!host) dev_fail(&d->head, "lora", "out of memory");
     if (host && u) {
         write_lists(a, &p, reinterpret_cast<row_tile *>(host), reinterpret_cast<part *>(host + tile_bytes));
         const void *list = gpu_stage(d, "lora", host, bytes);
@@ -278,6 +293,17 @@ void gpu_lora(struct dev *head, const struct lora_args *a)
         if (list && p.tile_rows == MANY) launch<MANY>(d, a, &p, tiles, parts, u);
     }
     free(host);
+}
+
+} // namespace
+
+void gpu_lora(struct dev *head, const struct lora_args *a)
+{
+    for (int from = 0, end; from < a->n_groups && !head->error.op; from = end) {
+        end = slice_end(a, from);
+        struct lora_args some = {a->y, a->x, a->group + from, end - from};
+        run_slice(gpu_of(head), &some);
+    }
 }
 
 } // namespace GPU_NAMESPACE

@@ -60,9 +60,9 @@ enum { GEMV_ROWS = 16, GEMV_ROWS_ROUNDED = 8, GEMV_ROWS_INT = 8 };
 enum { MMA_ROWS_NF4 = 256 };
 
 /* Quantises x (M, K) into AREA_X, or uses what a norm has quantised already. even_odd: of each eight columns the
- * four even ones come first, the order in which a word of int4 weights unpacks. @return false when the device has
- * failed. */
-bool quantise_rows(gpu_dev *, const char *op, const struct mat *x, bool even_odd, quantised *);
+ * four even ones come first, the order in which a word of int4 weights unpacks. order: column k of q is of column
+ * order[k] of x; NULL: k. @return false when the device has failed. */
+bool quantise_rows(gpu_dev *, const char *op, const struct mat *x, bool even_odd, const uint32_t *order, quantised *);
 /* Whether a norm that writes x for a GEMM with w (or NULL) may quantise its rows. If true, it must do so, to `out`
  * in AREA_NORM, even_odd for int4, where quantise_rows will find them. */
 bool prequantise(gpu_dev *, const char *op, const struct mat *x, const gpu_weight *w, quantised *out);

@@ -7,17 +7,30 @@ namespace {
 
 enum { QUANT_THREADS = 256, QUANT_PAD = 128 };
 
+/* How a thread reads four columns of x: one by one, as a vector, or those that `order` says. */
+enum reads { SINGLES, VECTORS, ORDERED };
+
 /* One block per row. Rows of at most N times four elements per thread are kept in registers; N 0: rows of any
  * length, read again for each pass. */
-template <bool VEC, int N>
+template <enum reads READS, int N>
 __global__ void __launch_bounds__(QUANT_THREADS, N > 8 ? 2 : 4)
-    quantise_kernel(struct mat x, bool even_odd, quantised q)
+    quantise_kernel(struct mat x, bool even_odd, const uint32_t *order, quantised q)
 {
     SMEM(quantise_smem, s);
     launch_next_and_wait();
     int n = x.cols, from = (int)threadIdx.x * 4;
     const float *row = static_cast<const float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld;
-    auto load = [&](int c) { return c < n ? load4<VEC>(row + c, n - c) : vec4{}; };
+    auto load = [&](int c) {
+        vec4 v = {};
+        if constexpr (READS == ORDERED) {
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                if (c + k < n) v.v[k] = row[order[c + k]];
+        } else if (c < n) {
+            v = load4<READS == VECTORS>(row + c, n - c);
+        }
+        return v;
+    };
     vec4 kept[N ? N : 1];
     if constexpr (N > 0) {
 #pragma unroll
@@ -64,29 +77,31 @@ bool use_prequantised(const gpu_dev *d, const struct mat *x, bool even_odd, quan
 
 } // namespace
 
-bool quantise_rows(gpu_dev *d, const char *op, const struct mat *x, bool even_odd, quantised *out)
+bool quantise_rows(gpu_dev *d, const char *op, const struct mat *x, bool even_odd, const uint32_t *order,
+                   quantised *out)
 {
-    if (use_prequantised(d, x, even_odd, out)) return true;
+    if (!order && use_prequantised(d, x, even_odd, out)) return true;
     void *place = gpu_scratch(d, op, AREA_X, quantised_bytes(x->rows, x->cols));
     if (!place) return false;
     *out = quantised_at(place, x->rows, x->cols);
     /* vectors of four per thread */
     int threads = row_threads(x->cols), each = (x->cols + threads * 4 - 1) / (threads * 4);
     bool vec = row_vectors(x->p, x->cols, x->ld);
-    auto kernel = !vec         ? quantise_kernel<false, 0>
-                  : each <= 1  ? quantise_kernel<true, 1>
-                  : each <= 4  ? quantise_kernel<true, 4>
-                  : each <= 16 ? quantise_kernel<true, 16>
-                               : quantise_kernel<true, 0>;
+    auto kernel = order        ? each <= 4 ? quantise_kernel<ORDERED, 4> : quantise_kernel<ORDERED, 0>
+                         : !vec ? quantise_kernel<SINGLES, 0>
+                  : each <= 1  ? quantise_kernel<VECTORS, 1>
+                  : each <= 4  ? quantise_kernel<VECTORS, 4>
+                  : each <= 16 ? quantise_kernel<VECTORS, 16>
+                               : quantise_kernel<VECTORS, 0>;
     LAUNCH_EARLY(d, op, kernel, dim3((unsigned)x->rows), dim3((unsigned)threads), sizeof(quantise_smem), *x, even_odd,
-                 *out);
+                 order, *out);
     return !d->head.error.op;
 }
 
 bool prequantise(gpu_dev *d, const char *op, const struct mat *x, const gpu_weight *w, quantised *out)
 {
     d->prequantised.data = nullptr;
-    if (!w || (w->t != DT_I8 && w->t != DT_I4 && w->t != DT_BLOCK) || w->cols != x->cols) return false;
+    if (!w || (w->t != DT_I8 && w->t != DT_I4 && w->t != DT_BLOCK) || w->order || w->cols != x->cols) return false;
     void *place = gpu_scratch(d, op, AREA_NORM, quantised_bytes(x->rows, x->cols));
     if (!place) return false;
     *out = quantised_at(place, x->rows, x->cols);

@@ -51,13 +51,13 @@ bool plan(gpu_weight *w, const struct weight_src *parts, int n_parts)
     if (n_parts < 1) return false;
     for (int i = 0; i < n_parts; i++) {
         if (parts[i].t != s->t || parts[i].cols != s->cols || parts[i].group != s->group || parts[i].rows < 1 ||
-            parts[i].cols < 1 || (s->t == DT_NF4 && s->cols % 64) || (s->t == DT_F8 && s->group % 16))
+            parts[i].cols < 1 || (s->t == DT_NF4 && s->cols % 64) || (s->t == DT_F8 && (s->group < 0 || s->group % 16)))
             return false;
         rows += (size_t)parts[i].rows;
     }
     if (rows > INT32_MAX) return false;
     int group = s->t == DT_F8 ? f8_group(s) : s->group;
-    int n_groups = s->t == DT_I4 || s->t == DT_F8 ? (s->cols + group - 1) / group
+    int n_groups = s->t == DT_I4 || s->t == DT_F8 ? (s->cols - 1) / group + 1
                    : s->t == DT_NF4               ? s->cols / 64
                    : s->t == DT_I8                ? 1
                                                   : 0;

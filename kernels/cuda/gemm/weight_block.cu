@@ -210,11 +210,11 @@ bool plan(gpu_weight *w, const struct weight_src *parts, int n_parts)
             w->runs[w->n_runs++] = {first, (int)rows, f};
     }
     w->rows = (int)rows;
-    return true;
+    return block_order_ok(parts, n_parts);
 }
 
-/* @return the bytes of everything in device memory; sets the runs' arrays when the memory is there. */
-size_t place(gpu_weight *w)
+/* @return the bytes of everything in device memory; sets the runs' arrays and the order when the memory is there. */
+size_t place(gpu_weight *w, bool order)
 {
     size_t bytes = round16((size_t)w->n_runs * sizeof *w->runs);
     auto take = [&](size_t n) {
@@ -229,6 +229,7 @@ size_t place(gpu_weight *w)
         f->scale = take(n * scale_row(f));
         f->sub = take(n * sub_row(f));
     }
+    if (order) w->order = reinterpret_cast<const uint32_t *>(take((size_t)w->cols * sizeof *w->order));
     return bytes;
 }
 
@@ -248,6 +249,7 @@ struct weight *block_pack(struct dev *head, const struct weight_src *parts, int 
     if (n_parts < 1) return nullptr;
     gpu_weight *w = static_cast<gpu_weight *>(calloc(1, sizeof *w));
     block_run *runs = static_cast<block_run *>(calloc((size_t)n_parts, sizeof *runs));
+    const uint32_t *order = nullptr;
     bool ok = w && runs;
     if (ok) {
         w->t = DT_BLOCK;
@@ -255,15 +257,17 @@ struct weight *block_pack(struct dev *head, const struct weight_src *parts, int 
         w->gate_up = parts->gate_up;
         w->runs = runs;
         ok = plan(w, parts, n_parts);
+        if (ok) order = parts->block->order;
     }
     if (ok) {
-        w->bytes = place(w);
+        w->bytes = place(w, order);
         w->data = static_cast<uint8_t *>(gpu_alloc(head, w->bytes));
         ok = w->data != nullptr;
     }
     if (ok) {
-        place(w);
+        place(w, order);
         gpu_upload(head, w->data, runs, (size_t)w->n_runs * sizeof *runs);
+        if (order) gpu_upload(head, const_cast<uint32_t *>(w->order), order, (size_t)w->cols * sizeof *order);
     }
     size_t row = 0;
     for (int i = 0, run = 0; ok && i < n_parts; row += (size_t)parts[i++].rows) {

@@ -15,6 +15,7 @@ struct table {
     size_t row_bytes;
     const void *scale;
     int group, n_groups;
+    const uint32_t *order; /* of block: the input of each column; NULL: its own number */
 };
 
 /* The value of column c, rounded as struct weight_src says; not of block. */
@@ -54,6 +55,7 @@ __global__ void __launch_bounds__(EMBED_THREADS)
         v = block_output(reinterpret_cast<const block_run *>(w.data), id[t]).value(c);
     else
         v = table_value(w, s, (size_t)id[t], c);
+    if (BLOCK && w.order) c = (int)w.order[c];
     v = __fmul_rn(v, scale);
     if (pos_table.p) {
         size_t at = (size_t)pos[t] * (size_t)pos_table.ld + (size_t)c;
@@ -68,7 +70,7 @@ void embed_packed(gpu_dev *d, const struct embed_args *a)
 {
     const gpu_weight *w = weight_of(a->w);
     assert(w->cols == a->out.cols);
-    table v = {w->t, w->data, w->row_bytes, w->scale, w->group, w->n_groups};
+    table v = {w->t, w->data, w->row_bytes, w->scale, w->group, w->n_groups, w->order};
     nf4_table codes = nf4_values();
     auto kernel = w->t == DT_BLOCK ? embed_packed_kernel<true> : embed_packed_kernel<false>;
     LAUNCH_EARLY(d, "embed", kernel, dim3((unsigned)a->out.rows, blocks_for((size_t)a->out.cols, EMBED_THREADS)),

@@ -141,17 +141,25 @@ void gpu_add_norm(struct dev *head, const struct add_norm_args *a)
 
 namespace {
 
-/* One warp per head of a row. */
-__global__ void head_norm_kernel(struct mat x, int col, int heads, int dim, const float *w, float eps)
+/* One warp per head of a row; w and b of the head h begin at h * step. */
+__global__ void head_norm_kernel(struct mat x, int col, int heads, int dim, const float *w, const float *b, int step,
+                                 float eps, enum norm_kind kind)
 {
     int lane = (int)threadIdx.x % 32, h = (int)(blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32);
     launch_next_and_wait();
     if (h >= heads) return;
     float *p = static_cast<float *>(x.p) + (size_t)blockIdx.x * (size_t)x.ld + col + h * dim;
-    float square = 0;
-    for (int i = lane; i < dim; i += 32) square += p[i] * p[i];
+    float mean = 0, square = 0;
+    if (kind == NORM_LAYER) {
+        for (int i = lane; i < dim; i += 32) mean += p[i];
+        mean = warp_sum(mean) / (float)dim;
+    }
+    for (int i = lane; i < dim; i += 32) square += (p[i] - mean) * (p[i] - mean);
     float inv = 1 / sqrtf(warp_sum(square) / (float)dim + eps);
-    for (int i = lane; i < dim; i += 32) p[i] = p[i] * inv * w[i];
+    for (int i = lane; i < dim; i += 32) {
+        float y = (p[i] - mean) * inv * w[h * step + i];
+        p[i] = b ? y + b[h * step + i] : y;
+    }
 }
 
 /* ---- elementwise ------------------------------------------------------------------------------------------------ */
@@ -275,7 +283,7 @@ void gpu_head_norm(struct dev *head, const struct head_norm_args *a)
     if (a->x.rows == 0) return;
     LAUNCH_EARLY(gpu_of(head), "head_norm", head_norm_kernel,
                  dim3((unsigned)a->x.rows, blocks_for((size_t)a->heads, ROW_THREADS / 32)), dim3(ROW_THREADS), 0, a->x,
-                 a->col, a->heads, a->head_dim, a->w, a->eps);
+                 a->col, a->heads, a->head_dim, a->w, a->b, a->by_head ? a->head_dim : 0, a->eps, a->kind);
 }
 
 void gpu_embed(struct dev *head, const struct embed_args *a)

@@ -197,13 +197,11 @@ void fill_table(struct dev_ops *o)
     OPS(X)
 #undef X
     o->weight_pack = gpu_weight_pack;
-    o->packs_block = true;
     o->weight_free = gpu_weight_free;
     o->weight_update = gpu_weight_update;
     o->weight_bytes = gpu_weight_bytes;
     o->bf16_units = true;
     o->rounds_more = true;
-    o->packs_f8 = true;
     o->kv_type = DT_BF16;
     o->kv_page_bytes = gpu_kv_page_bytes;
     o->kv_open = gpu_kv_open;

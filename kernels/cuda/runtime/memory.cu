@@ -36,7 +36,7 @@ struct gpu_pending {
 namespace {
 
 /* Staging memory is used in halves: while the host fills one, the device may still read the other. */
-enum { STAGE_HALF = 16 << 20, STAGE_BYTES = 2 * STAGE_HALF, STAGE_ALIGN = 256, PENDING_MAX = 64 };
+enum { STAGE_HALF = GPU_STAGE_MOST, STAGE_BYTES = 2 * STAGE_HALF, STAGE_ALIGN = 256, PENDING_MAX = 64 };
 
 /* Seconds of autotuning in reserve: at start-up, and later, while requests are served, for training. */
 const double TUNE_AT_START = 20, TUNE_BESIDE = 0.5;

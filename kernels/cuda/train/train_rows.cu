@@ -179,55 +179,80 @@ template <int N> struct head_smem {
     float sum[HEAD_WARPS][N * 32];
 };
 
-/* The heads of SUM_ROWS rows: a warp handles every eighth, its lanes the columns lane, lane + 32..., at most N each.
- * part (blocks, dim): their sums for dw. */
-template <int N>
-__global__ void __launch_bounds__(HEAD_WARPS * 32)
-    head_norm_back_kernel(struct mat mdx, struct mat mx, int col, int heads, int dim, const float *w, float eps,
-                          float *part)
+/* The warps' sums of each column, added.  Every thread of the block calls it. */
+template <int N> __device__ inline void add_warps(head_smem<N> &s, const float (&sum)[N], int dim, float *out)
 {
-    SMEM(head_smem<N>, s);
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    int from = (int)blockIdx.x * SUM_ROWS, rows = mx.rows - from < SUM_ROWS ? mx.rows - from : SUM_ROWS;
-    float sum[N] = {}, weight[N];
-#pragma unroll
-    for (int k = 0; k < N; k++) weight[k] = lane + 32 * k < dim ? w[lane + 32 * k] : 0;
-    for (int i = warp; i < rows * heads; i += HEAD_WARPS) {
-        size_t t = (size_t)from + (size_t)(i / heads), at = (size_t)col + (size_t)(i % heads * dim + lane);
-        const float *x = static_cast<const float *>(mx.p) + t * (size_t)mx.ld + at;
-        float *dx = static_cast<float *>(mdx.p) + t * (size_t)mdx.ld + at;
-        float v[N], dy[N], square = 0, gx = 0;
-#pragma unroll
-        for (int k = 0; k < N; k++) {
-            bool there = lane + 32 * k < dim;
-            v[k] = there ? x[32 * k] : 0;
-            dy[k] = there ? dx[32 * k] : 0;
-            square += v[k] * v[k];
-            gx += dy[k] * weight[k] * v[k];
-        }
-        float inv = 1 / sqrtf(warp_sum(square) / (float)dim + eps), mean_gx = warp_sum(gx) * inv / (float)dim;
-#pragma unroll
-        for (int k = 0; k < N; k++) {
-            float xhat = v[k] * inv;
-            sum[k] += dy[k] * xhat;
-            if (lane + 32 * k < dim) dx[32 * k] = inv * (dy[k] * weight[k] - xhat * mean_gx);
-        }
-    }
-    if (!part) return;
 #pragma unroll
     for (int k = 0; k < N; k++) s.sum[warp][lane + 32 * k] = sum[k];
     __syncthreads();
     for (int c = (int)threadIdx.x; c < dim; c += HEAD_WARPS * 32) {
         float all = 0;
         for (int k = 0; k < HEAD_WARPS; k++) all += s.sum[k][c];
-        part[(size_t)blockIdx.x * (size_t)dim + (size_t)c] = all;
+        out[c] = all;
     }
+    __syncthreads();
+}
+
+/* `heads` heads of SUM_ROWS rows: all, or the head blockIdx.y alone, with a weight of its own. A warp handles every
+ * eighth, its lanes the columns lane, lane + 32..., at most N each. part (blocks of rows, 2, gridDim.y, dim): their
+ * sums for dw, then for db. With 16 columns registers do not hold the weights, too: they are read again and again. */
+template <int N>
+__global__ void __launch_bounds__(HEAD_WARPS * 32)
+    head_norm_back_kernel(struct mat mdx, struct mat mx, int col, int heads, int dim, const float *w, float eps,
+                          enum norm_kind kind, float *part)
+{
+    SMEM(head_smem<N>, s);
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, first = (int)blockIdx.y * dim;
+    int from = (int)blockIdx.x * SUM_ROWS, rows = mx.rows - from < SUM_ROWS ? mx.rows - from : SUM_ROWS;
+    float sum_w[N] = {}, sum_b[N] = {}, kept[N];
+    auto load = [=](int k) { return lane + 32 * k < dim ? w[first + lane + 32 * k] : 0; };
+#pragma unroll
+    for (int k = 0; k < N; k++) kept[k] = load(k);
+    auto weight = [&](int k) { return N < 16 ? kept[k] : load(k); };
+    for (int i = warp; i < rows * heads; i += HEAD_WARPS) {
+        size_t t = (size_t)from + (size_t)(i / heads), at = (size_t)col + (size_t)(first + i % heads * dim + lane);
+        const float *x = static_cast<const float *>(mx.p) + t * (size_t)mx.ld + at;
+        float *dx = static_cast<float *>(mdx.p) + t * (size_t)mdx.ld + at;
+        float v[N], dy[N], mean = 0, square = 0, g = 0, gx = 0;
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            bool there = lane + 32 * k < dim;
+            v[k] = there ? x[32 * k] : 0;
+            dy[k] = there ? dx[32 * k] : 0;
+            mean += v[k];
+            g += dy[k] * weight(k);
+        }
+        mean = kind == NORM_LAYER ? warp_sum(mean) / (float)dim : 0;
+        float mean_g = kind == NORM_LAYER ? warp_sum(g) / (float)dim : 0;
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            v[k] = lane + 32 * k < dim ? v[k] - mean : 0;
+            square += v[k] * v[k];
+            gx += dy[k] * weight(k) * v[k];
+        }
+        float inv = 1 / sqrtf(warp_sum(square) / (float)dim + eps), mean_gx = warp_sum(gx) * inv / (float)dim;
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            float xhat = v[k] * inv;
+            sum_w[k] += dy[k] * xhat;
+            sum_b[k] += dy[k];
+            if (lane + 32 * k < dim) dx[32 * k] = inv * (dy[k] * weight(k) - mean_g - xhat * mean_gx);
+        }
+    }
+    if (!part) return;
+    int width = (int)gridDim.y * dim;
+    part += (size_t)blockIdx.x * 2 * (size_t)width + (size_t)first;
+    add_warps<N>(s, sum_w, dim, part);
+    add_warps<N>(s, sum_b, dim, part + width);
 }
 
 template <int N> void head_norm_back(gpu_dev *d, const struct head_norm_back_args *a, unsigned blocks, float *part)
 {
-    LAUNCH(d, "head_norm_back", head_norm_back_kernel<N>, dim3(blocks), dim3(HEAD_WARPS * 32), sizeof(head_smem<N>),
-           a->dx, a->x, a->col, a->heads, a->head_dim, a->w, a->eps, part);
+    unsigned apart = a->by_head ? (unsigned)a->heads : 1;
+    LAUNCH(d, "head_norm_back", head_norm_back_kernel<N>, dim3(blocks, apart), dim3(HEAD_WARPS * 32),
+           sizeof(head_smem<N>), a->dx, a->x, a->col, a->by_head ? 1 : a->heads, a->head_dim, a->w, a->eps, a->kind,
+           part);
 }
 
 } // namespace
@@ -235,7 +260,7 @@ template <int N> void head_norm_back(gpu_dev *d, const struct head_norm_back_arg
 void gpu_head_norm_back(struct dev *head, const struct head_norm_back_args *a)
 {
     gpu_dev *d = gpu_of(head);
-    int T = a->x.rows, D = a->head_dim;
+    int T = a->x.rows, D = a->head_dim, width = a->by_head ? a->heads * D : D;
     if (T == 0) return;
     unsigned blocks = blocks_for((size_t)T, SUM_ROWS);
     float *part = nullptr;
@@ -243,8 +268,8 @@ void gpu_head_norm_back(struct dev *head, const struct head_norm_back_args *a)
         dev_fail(head, "head_norm_back", "head_dim is %d", D);
         return;
     }
-    if (a->dw) {
-        part = static_cast<float *>(gpu_scratch(d, "head_norm_back", AREA_SUM, (size_t)blocks * (size_t)D * 4));
+    if (a->dw || a->db) {
+        part = static_cast<float *>(gpu_scratch(d, "head_norm_back", AREA_SUM, (size_t)blocks * 2 * (size_t)width * 4));
         if (!part) return;
     }
     if (D <= 64)
@@ -255,7 +280,8 @@ void gpu_head_norm_back(struct dev *head, const struct head_norm_back_args *a)
         head_norm_back<8>(d, a, blocks, part);
     else
         head_norm_back<16>(d, a, blocks, part);
-    fold(d, "head_norm_back", a->dw, part, (int)blocks, D, (size_t)D);
+    fold(d, "head_norm_back", a->dw, part, (int)blocks, width, 2 * (size_t)width);
+    if (a->db) fold(d, "head_norm_back", a->db, part + width, (int)blocks, width, 2 * (size_t)width);
 }
 
 /* ---- activations, dropout: four elements per thread ------------------------------------------------------------- */

@@ -9,7 +9,9 @@
 
 #include "engine/base/buf.h"
 #include "engine/model/safetensors.h"
+#include "engine/model/stored_ints.h"
 #include "engine/model/weights_read.h"
+#include "engine/model/weights_unify.h"
 #include "kernels/block.h"
 
 #include <math.h>
@@ -33,7 +35,7 @@ static const struct {
     {"gptq4", &gptq, DT_I4},
     {"gptq4-zeros", &gptq, DT_BLOCK},
     {"gptq4-v2", &gptq_v2, DT_BLOCK},
-    {"gptq4-order", &gptq, DT_F32},
+    {"gptq4-order", &gptq, DT_BLOCK},
     {"gptq8", &gptq, DT_BLOCK},
     {"gptq8-groups", &gptq, DT_BLOCK},
     {"gptq2", &gptq, DT_BLOCK},
@@ -41,7 +43,7 @@ static const struct {
     {"awq-128", &awq, DT_BLOCK},
     {"pack4", &compressed, DT_I4},
     {"pack4-zeros", &compressed, DT_BLOCK},
-    {"pack4-order", &compressed, DT_F32},
+    {"pack4-order", &compressed, DT_BLOCK},
     {"pack3", &compressed, DT_BLOCK},
     {"pack8", &compressed, DT_BLOCK},
     {"int8", &compressed, DT_I8},
@@ -244,6 +246,82 @@ static void test_refuses_8_bit(void **state)
     refuse("fp8-block", &fp8, (struct change){".weight", NULL, "[40,49]"}, ERR_INVALID, "shape is not [40, 50]");
 }
 
+/* Of 2 rows and 40 columns in 3 groups, column k in group_of[k]: the values, and the type. */
+static void order_case(const int32_t group_of[40], enum dtype type)
+{
+    enum { ROWS = 2, COLS = 40, GROUPS = 3 };
+    struct stored_ints m;
+    struct weight_src src;
+    struct err e = {0};
+    void *owned;
+    float want[ROWS][COLS];
+    assert_int_equal(stored_ints_make(&m, ROWS, COLS, 4, GROUPS, &e), 0);
+    m.group = 16; /* and 8 columns in the last */
+    m.group_of = group_of;
+    for (int i = 0; i < ROWS * GROUPS; i++) m.zero[i] = (uint8_t)(i + 2), m.scale[i] = (float)(i + 1) / 8;
+    for (int i = 0; i < ROWS * COLS; i++) {
+        int at = i / COLS * GROUPS + group_of[i % COLS];
+        m.code[i] = (uint8_t)(i * 7 % 16);
+        want[i / COLS][i % COLS] = (float)(m.code[i] - m.zero[at]) * m.scale[at];
+    }
+    if (stored_ints_matrix(&m, &src, &owned, &e)) fail_msg("%s", e.msg);
+    assert_int_equal(src.t, type);
+    if (type == DT_BLOCK) assert_true(block_order_ok(&src, 1));
+    for (int r = 0; r < ROWS; r++)
+        for (int k = 0; k < COLS; k++) assert_true(value(&src, r, k) == want[r][k]);
+    free(owned);
+}
+
+/* Groups in any order of columns stay packed where they have their size; others become floats. */
+static void test_orders(void **state)
+{
+    int32_t group_of[40];
+    for (int k = 0; k < 40; k++) group_of[k] = k / 16;
+    order_case(group_of, DT_BLOCK);
+    for (int k = 0; k < 40; k++) group_of[k] = (39 - k) / 16;
+    order_case(group_of, DT_BLOCK);
+    for (int k = 0; k < 40; k++) group_of[k] = k * 23 % 40 / 16;
+    order_case(group_of, DT_BLOCK);
+    group_of[3] = (group_of[3] + 1) % 3;
+    order_case(group_of, DT_F32);
+    for (int k = 0; k < 40; k++) group_of[k] = 2;
+    order_case(group_of, DT_F32);
+}
+
+static struct weight_src block_of(const struct weight_block *b, const uint8_t code[64])
+{
+    return (struct weight_src){.t = DT_BLOCK, .rows = 2, .cols = 32, .data = code, .block = b};
+}
+
+/* Parts with one order stay as they are; of two, both become floats by input. */
+static void test_unify_orders(void **state)
+{
+    static const int8_t values[4] = {0, 1, 2, 3};
+    static const float scale[4] = {0.5f, 2, 1, 4};
+    uint8_t code[64];
+    uint32_t order[3][32];
+    for (int i = 0; i < 64; i++) code[i] = (uint8_t)(i % 4);
+    for (uint32_t k = 0; k < 32; k++) order[0][k] = order[1][k] = 31 - k, order[2][k] = (k + 1) % 32;
+    struct weight_block b[3];
+    for (int i = 0; i < 3; i++) b[i] = (struct weight_block){2, values, 16, 16, NULL, scale, NULL, NULL, order[i]};
+    struct weight_src same[2] = {block_of(&b[0], code), block_of(&b[1], code)},
+                      apart[2] = {block_of(&b[0], code), block_of(&b[2], code)};
+    void *owned[2] = {NULL};
+    struct err e;
+    assert_int_equal(weights_unify(same, 2, false, owned, &e), 0);
+    assert_true(same[0].t == DT_BLOCK && same[1].t == DT_BLOCK && !owned[0] && !owned[1]);
+    assert_int_equal(weights_unify(apart, 2, false, owned, &e), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(apart[i].t, DT_F32);
+        for (int k = 0; k < 64; k++) {
+            const float *row = (const float *)apart[i].data + k / 32 * 32;
+            float want = (float)values[code[k]] * scale[k / 16];
+            assert_true(row[order[i * 2][k % 32]] == want);
+        }
+        free(owned[i]);
+    }
+}
+
 /* Blocks with columns that are no multiple of 16: the same values as floats. */
 static void test_odd_blocks(void **state)
 {
@@ -268,7 +346,8 @@ static void test_odd_blocks(void **state)
 int main(int argc, char **argv)
 {
     struct err e;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_values), cmocka_unit_test(test_odd_blocks),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_values),       cmocka_unit_test(test_odd_blocks),
+                                       cmocka_unit_test(test_orders),       cmocka_unit_test(test_unify_orders),
                                        cmocka_unit_test(test_refuses_gptq), cmocka_unit_test(test_refuses_compressed),
                                        cmocka_unit_test(test_refuses_8_bit)};
     snprintf(fixture_path, sizeof fixture_path, "%s/../checkpoints.safetensors", argc > 1 ? argv[1] : ".");

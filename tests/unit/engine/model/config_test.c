@@ -184,7 +184,9 @@ static void test_dense_families(void **state)
     assert_true(c.block[0].norms == NORMS_BEFORE && c.qkv_bias && !c.o_bias && c.rope[0].rot == 4);
     c = good(SMALL("stablelm") ",\"num_key_value_heads\":4,\"use_parallel_residual\":true}", NULL);
     assert_true(c.block[0].norms == NORMS_PARALLEL && !c.qkv_bias && c.block[0].gated);
-    bad(SMALL("stablelm") ",\"num_key_value_heads\":4,\"qk_layernorm\":true}", "qk_layernorm is not supported");
+    assert_int_equal(c.block[0].qk_norm, QK_NORM_NONE);
+    c = good(SMALL("stablelm") ",\"num_key_value_heads\":4,\"qk_layernorm\":true}", NULL);
+    assert_int_equal(c.block[0].qk_norm, QK_NORM_APART);
     c = good(
         SMALL("ministral") ",\"num_key_value_heads\":4,\"sliding_window\":9,\"layer_types\":[\"sliding_attention\","
                            "\"full_attention\",\"full_attention\",\"sliding_attention\"]}",
@@ -204,7 +206,11 @@ static void test_families(void **state)
              "\"intermediate_size\":96,\"partial_rotary_factor\":0.4}",
              NULL);
     assert_true(c.rope[0].rot == 16);
-    assert_true(c.block[0].norms == NORMS_PARALLEL && c.block[0].act == ACT_GELU_TANH);
+    assert_true(c.block[0].norms == NORMS_PARALLEL && c.block[0].act == ACT_GELU_TANH && !c.block[0].qk_norm);
+    c = good("{\"model_type\":\"phi\",\"vocab_size\":100,\"hidden_size\":80,\"num_hidden_layers\":2,\"num_attention_"
+             "heads\":2,\"intermediate_size\":96,\"qk_layernorm\":true}",
+             NULL);
+    assert_int_equal(c.block[0].qk_norm, QK_NORM_HEADS);
     c = good("{\"model_type\":\"qwen3\",\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_"
              "heads\":4,"
              "\"intermediate_size\":96,\"num_key_value_heads\":4,\"head_dim\":20}",
@@ -381,7 +387,6 @@ static void test_refuses_what_it_does_not_compute(void **state)
          "does not go with sliding_window in a mistral model"},
         {"{" MISTRAL ",\"attention_bias\":true}", "attention_bias is not supported"},
         {"{" QWEN3 ",\"mlp_bias\":true}", "mlp_bias is not supported"},
-        {"{" PHI ",\"qk_layernorm\":true}", "qk_layernorm is not supported"},
         {"{" GPT2 ",\"scale_attn_by_inverse_layer_idx\":true}", "scale_attn_by_inverse_layer_idx is not supported"},
         {"{" GPT2 ",\"add_cross_attention\":true}", "add_cross_attention is not supported"},
         {"{" LLAMA ",\"is_causal\":false}", "is_causal false"},

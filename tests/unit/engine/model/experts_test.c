@@ -1,5 +1,5 @@
-/* Models with experts (tests/model/make_fixtures.py): what their configurations say, and that a row's logits have the
- * same bits in every batch. */
+/* Models with experts (tests/model/make_fixtures.py): what their configurations say, that a row's logits have the same
+ * bits in every batch, and what calibration sees of each expert. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +12,9 @@
 #include "engine/model/calibrate.h"
 #include "engine/model/model.h"
 #include "engine/model/safetensors.h"
+#include "engine/tokenizer/tokenizer.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -151,15 +153,12 @@ static void test_models_refused(void **state)
                      changed[] = "model.layers.1.block_sparse_moe.experts.2.w2.weight";
     struct model m;
     struct err e = {0};
-    struct calibration none;
     snprintf(from, sizeof from, "%s/mixtral", models);
     assert_non_null(mkdtemp(dir));
     copy_with_bf16(from, dir, changed);
     assert_int_not_equal(model_load(&m, dir, "cpu", 1, NULL, false, &e), 0);
     if (!strstr(e.msg, "experts.2.w2.weight: not of the type of the layer's other experts")) fail_msg("%s", e.msg);
     dir_remove(dir);
-    assert_int_not_equal(calibration_from_itself(&none, from, NULL, 1, &e), 0);
-    if (!strstr(e.msg, "has experts; calibrating such models is not supported")) fail_msg("%s", e.msg);
 }
 
 /* ---- batch-invariance ------------------------------------------------------------------------------------------ */
@@ -300,11 +299,170 @@ static void test_adapted_company(void **state)
     adapted_company("olmoe");
 }
 
+/* ---- calibration ------------------------------------------------------------------------------------------------ */
+
+static const char story[] = "Once upon a time there was a little dog named Max. He liked to play in the park with his "
+                            "friends. One day Max saw a big red ball, and the ball rolled down the hill.";
+
+static struct calibration calibrated(const char *name, const char *device, const char *text)
+{
+    struct calibration c;
+    struct err e = {0};
+    char *dir = file_join(models, name);
+    if (calibration_from_text(&c, dir, device, 2, text, strlen(text), &e)) fail_msg("%s: %s", name, e.msg);
+    free(dir);
+    return c;
+}
+
+/* Of a layer with k of E experts and one that every token goes through all have rows of the same input: each row was
+ * counted for k experts. */
+static void test_calibration_rows(void **state)
+{
+    (void)state;
+    static const char *const devices[] = {"cpu", "ref"}; /* one with fused ops, one without */
+    enum { C = 32, E = 6, K = 2 };
+    for (int i = 0; i < 2; i++) {
+        struct model_config c;
+        struct err e;
+        char *dir = file_join(models, "qwen2-moe");
+        assert_int_equal(model_config_read(dir, &c, &e), 0);
+        assert_true(c.hidden == C && model_experts(&c).count == E && model_experts(&c).chosen == K);
+        free(dir);
+        struct calibration got = calibrated("qwen2-moe", devices[i], story);
+        assert_true(got.n == tensors_gemms(&c) && got.experts == c.layers * E && got.unseen == 0);
+        for (int l = 0; l < c.layers; l++) {
+            const struct feedback *shared = calibration_feedback(&got, l * LAYER_GEMMS + GEMM_UP), *one[E];
+            size_t alike = 0;
+            for (int k = 0; k < E; k++) {
+                one[k] = calibration_feedback(&got, tensors_expert_gemm(&c, l, k, false));
+                assert_true(one[k] && one[k]->cols == C);
+                assert_int_equal(calibration_feedback(&got, tensors_expert_gemm(&c, l, k, true))->cols,
+                                 model_experts(&c).inter);
+            }
+            for (int x = 0; x < C; x++)
+                for (int y = x + 1; y < C; y++) { /* the diagonal is damped */
+                    double sum = 0, want = K * (double)shared->h[x * C + y];
+                    double size = (double)shared->h[x * C + x] + (double)shared->h[y * C + y];
+                    for (int k = 0; k < E; k++) sum += (double)one[k]->h[x * C + y];
+                    if (!(fabs(sum - want) < 1e-5 * size)) fail_msg("h[%d, %d] is %g, not %g", x, y, sum, want);
+                    alike += one[0]->h[x * C + y] == one[1]->h[x * C + y];
+                }
+            assert_true(alike < C);
+        }
+        calibration_close(&got);
+    }
+}
+
+/* The logits of a text; free() them. */
+static float *text_logits(const char *name, const struct quantize_how *how, const struct tokens *t, size_t *floats)
+{
+    struct model m;
+    struct step_batch b;
+    struct err e = {0};
+    char *dir = file_join(models, name);
+    int n = (int)t->n, pages_n = (n + KV_PAGE - 1) / KV_PAGE;
+    if (model_load(&m, dir, "cpu", 1, how, false, &e)) fail_msg("%s: %s", name, e.msg);
+    assert_int_equal(model_reserve(&m, &(struct model_reserve){pages_n, n, n, n, DT_F32}, &e), 0);
+    assert_int_equal(step_batch_open(&b, m.d, n, 1, n, pages_n), 0);
+    int32_t *ids = mem_array(t->n, sizeof *ids), *pages = mem_array((size_t)pages_n, sizeof *pages);
+    for (int i = 0; i < n; i++) ids[i] = t->v[i].id;
+    for (int i = 0; i < pages_n; i++) pages[i] = i;
+    struct step_batch_seq seq = {.tokens = ids, .pages = pages, .n_pages = pages_n, .n = n, .rows = n};
+    step_batch_build(&b, m.d, &seq, 1);
+    model_forward(&m, &b);
+    assert_int_equal(m.d->ops->finish(m.d), 0);
+    *floats = t->n * (size_t)m.c.vocab;
+    float *out = mem_array(*floats, sizeof *out);
+    m.d->ops->download(m.d, out, m.logits.p, *floats * sizeof *out);
+    step_batch_close(&b, m.d);
+    model_close(&m);
+    free(dir), free(ids), free(pages);
+    return out;
+}
+
+/* Sum of squares of the logits' errors. */
+static double error_of(const char *name, const struct quantize_how *how, const struct tokens *t, const float *exact)
+{
+    size_t n;
+    double sum = 0;
+    float *got = text_logits(name, how, t, &n);
+    for (size_t i = 0; i < n; i++) sum += pow((double)got[i] - (double)exact[i], 2);
+    free(got);
+    return sum;
+}
+
+/* On the text it was calibrated with, a model's logits are nearer to those of the floats. */
+static void test_calibrated_experts(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"mixtral", "qwen2-moe", "qwen3-moe", "olmoe"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct err e;
+        struct tokens t = {0};
+        size_t n;
+        char *dir = file_join(models, names[i]);
+        struct tokenizer *tk = tokenizer_open_dir(dir, &e);
+        assert_non_null(tk);
+        assert_int_equal(tokenizer_encode(tk, story, sizeof story - 1, TOKENIZE_SPECIAL, &t, &e), 0);
+        struct model_config config;
+        assert_int_equal(model_config_read(dir, &config, &e), 0);
+        struct calibration c = calibrated(names[i], "cpu", story), dense = c;
+        dense.n = tensors_expert_gemm(&config, 0, 0, false); /* the experts' are the last */
+        float *exact = text_logits(names[i], NULL, &t, &n);
+        double plain = error_of(names[i], &(struct quantize_how){.type = DT_I4}, &t, exact);
+        double some = error_of(names[i], &(struct quantize_how){.type = DT_I4, .calibration = &dense}, &t, exact);
+        double all = error_of(names[i], &(struct quantize_how){.type = DT_I4, .calibration = &c}, &t, exact);
+        print_message("%s: squared errors of the logits %.4g, without the experts' calibration %.4g, with it %.4g\n",
+                      names[i], plain, some, all);
+        assert_true(all < some && all < plain);
+        calibration_close(&c);
+        tokens_free(&t);
+        tokenizer_close(tk);
+        free(dir);
+        free(exact);
+    }
+}
+
+/* Two tokens cannot choose all of eight experts: the others are rounded as without calibration. */
+static void test_unseen_experts(void **state)
+{
+    (void)state;
+    struct calibration c = calibrated("olmoe", "cpu", "ab");
+    struct model_config config;
+    struct err e;
+    struct tokens t = {0};
+    size_t n;
+    char *dir = file_join(models, "olmoe");
+    assert_int_equal(model_config_read(dir, &config, &e), 0);
+    int none = 0;
+    for (int l = 0; l < config.layers; l++)
+        for (int k = 0; k < model_experts(&config).count; k++) {
+            const struct feedback *up = calibration_feedback(&c, tensors_expert_gemm(&config, l, k, false));
+            const struct feedback *down = calibration_feedback(&c, tensors_expert_gemm(&config, l, k, true));
+            assert_true(!up == !down);
+            none += !up;
+        }
+    assert_true(c.experts == 16 && none >= 4 && none <= 10 && none == c.unseen);
+    struct tokenizer *tk = tokenizer_open_dir(dir, &e);
+    assert_non_null(tk);
+    assert_int_equal(tokenizer_encode(tk, story, sizeof story - 1, TOKENIZE_SPECIAL, &t, &e), 0);
+    float *logits = text_logits("olmoe", &(struct quantize_how){.type = DT_I4, .calibration = &c}, &t, &n);
+    for (size_t i = 0; i < n; i++) assert_true(isfinite(logits[i]));
+    free(logits);
+    free(dir);
+    tokens_free(&t);
+    tokenizer_close(tk);
+    calibration_close(&c);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_config),         cmocka_unit_test(test_gpt_oss), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_models_refused), cmocka_unit_test(test_company), cmocka_unit_test(test_adapted_company),
+        cmocka_unit_test(test_config),           cmocka_unit_test(test_gpt_oss),
+        cmocka_unit_test(test_refused),          cmocka_unit_test(test_models_refused),
+        cmocka_unit_test(test_company),          cmocka_unit_test(test_adapted_company),
+        cmocka_unit_test(test_calibration_rows), cmocka_unit_test(test_calibrated_experts),
+        cmocka_unit_test(test_unseen_experts),
     };
     models = argc > 1 ? argv[1] : "tests/fixtures/models";
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -15,6 +15,8 @@
 #include "engine/model/gguf_source.h"
 #include "engine/model/safetensors.h"
 #include "engine/model/weights_read.h"
+#include "engine/train/full.h"
+#include "engine/train/optim.h"
 #include "kernels/block.h"
 
 #include <stdio.h>
@@ -225,6 +227,38 @@ static float *logits_of(const char *dir, int n, int *vocab)
     return r.v;
 }
 
+/* Method full without a step writes such a model as one whose file was never fused. */
+static void written_as(const char *base, const char *want)
+{
+    char out[] = "/tmp/tandem-fused-XXXXXX";
+    struct err e = {0};
+    struct model m;
+    struct optim o;
+    struct train_full f;
+    struct train_params p;
+    assert_non_null(mkdtemp(out));
+    train_params_default(&p, TRAIN_FULL);
+    if (model_load(&m, base, "cpu", 1, NULL, false, &e)) fail_msg("%s", e.msg);
+    optim_init(&o, m.d, NULL);
+    assert_int_equal(train_full_open(&f, &m, &p, &o, &e), 0);
+    assert_int_equal(optim_alloc(&o, false, &e), 0);
+    if (train_full_bind(&f, &p, &o, &e) || train_full_write(&f, o.p, NULL, out, &e)) fail_msg("%s", e.msg);
+    train_full_close(&f);
+    optim_free(&o);
+    model_close(&m);
+    struct tensor_source *a = safetensors_open_dir(out, &e), *b = safetensors_open_dir(want, &e);
+    assert_true(a && b && tensor_source_count(a) == tensor_source_count(b));
+    for (size_t i = 0; i < tensor_source_count(a); i++) {
+        const struct tensor *x = tensor_source_at(a, i), *y = tensor_source_at(b, i);
+        if (strcmp(x->name, y->name) || x->type != y->type || x->n_dims != y->n_dims || x->bytes != y->bytes ||
+            memcmp(x->dims, y->dims, (size_t)x->n_dims * sizeof *x->dims) || memcmp(x->data, y->data, x->bytes))
+            fail_msg("%s is written as %s, or with other values", y->name, x->name);
+    }
+    tensor_source_close(a);
+    tensor_source_close(b);
+    dir_remove(out);
+}
+
 static void test_renamed(void **state)
 {
     (void)state;
@@ -244,6 +278,7 @@ static void test_renamed(void **state)
         assert_int_equal(vocab, other);
         assert_memory_equal(got, want, (size_t)(TEXT * vocab) * sizeof *got);
         free(want), free(got);
+        written_as(to, from);
         dir_remove(to);
     }
 }

@@ -124,6 +124,17 @@ static void test_order(void **state)
                                           "model.final_layernorm.weight 0+8 norm\n"
                                           "model.final_layernorm.bias 0+8\n"
                                           "lm_head.bias 0+16\n");
+    c.block[0].qk_norm = QK_NORM_HEADS;
+    assert_non_null(strstr(listing(&c, out), "model.layers.0.self_attn.q_layernorm.weight 0+4 norm\n"
+                                             "model.layers.0.self_attn.q_layernorm.bias 0+4\n"
+                                             "model.layers.0.self_attn.k_layernorm.weight 0+4 norm\n"
+                                             "model.layers.0.self_attn.k_layernorm.bias 0+4\n"));
+    c = config_of(model_family_find("stablelm"));
+    c.layers = 1, c.block[0].qk_norm = QK_NORM_APART;
+    assert_non_null(strstr(listing(&c, out), "model.layers.0.self_attn.q_layernorm.norms.0.weight 0+4 norm\n"
+                                             "model.layers.0.self_attn.q_layernorm.norms.1.weight 4+4 norm\n"
+                                             "model.layers.0.self_attn.k_layernorm.norms.0.weight 0+4 norm\n"
+                                             "model.norm.weight"));
     static const struct model_family gemma3 = {.model_type = "gemma3_text", .tensors = &gemma3_tensors};
     c = config_of(&gemma3);
     c.layers = 1;
@@ -448,6 +459,9 @@ static void test_rows_and_layers_agree(void **state)
                          f->layer.gated);
         assert_int_equal(has_row(f, PART_ROUTER), f->experts.count != NULL);
         assert_true(!f->layer.qk_norm || (has_row(f, PART_Q_NORM) && has_row(f, PART_K_NORM)));
+        for (const struct tensor_row *r = f->tensors->row; r->module; r++)
+            if (r->part == PART_Q_NORM || r->part == PART_K_NORM)
+                assert_int_equal(strstr(r->module, "%d") != NULL, f->layer.qk_norm == QK_NORM_APART);
         assert_true(has_row(f, PART_EMBED) && (has_row(f, PART_NORM) || has_row(f, PART_EMBED_NORM)));
         assert_int_equal(has_row(f, PART_NORM), f->layer.norms != NORMS_SUM);
         assert_int_equal(has_row(f, PART_HEAD), !f->encoder);

@@ -426,6 +426,22 @@ static void test_logprobs(void **state)
     submit(&r, q, &again);
     run_out(&r);
     assert_memory_equal(again.prompt_logprobs + n, y.logprobs, 5 * sizeof(float));
+    /* those of the last tokens alone have the same bits, and what is before them comes from the cache */
+    for (int from = n; from < n + 5; from += 2) {
+        struct reply tail;
+        q.logprobs_from = from;
+        submit(&r, q, &tail);
+        run_out(&r);
+        assert_int_equal(tail.n_prompt_events, n + 5 - from);
+        assert_memory_equal(tail.prompt_logprobs, again.prompt_logprobs + from, (size_t)(n + 5 - from) * sizeof(float));
+        assert_int_equal(tail.n_cached, (from - 1) / KV_PAGE * KV_PAGE);
+        assert_memory_equal(tail.ids, again.ids, 5 * sizeof *tail.ids);
+        reply_free(&tail);
+    }
+    struct err e = {0};
+    q.logprobs_from = q.n_prompt;
+    assert_int_equal(engine_submit(r.g, &q, &e), 0);
+    assert_non_null(strstr(e.msg, "logprobs_from"));
     reply_free(&y);
     reply_free(&again);
     rig_close(&r);

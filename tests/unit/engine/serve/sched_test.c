@@ -240,6 +240,40 @@ static void test_higher_priority_takes_the_slot(void **state)
     world_close(&w);
 }
 
+/* A long prompt of little urgency, as a batch has, gets of a step what more urgent ones leave: those that are started,
+ * and those that wait, whatever their clients were served. */
+static void test_urgent_prompts_come_first(void **state)
+{
+    struct world w;
+    struct fake batch, started, late;
+    world_open(&w, 60, 4, 16);
+    fake_init(&batch, 1, 100, 102, INT32_MAX);
+    fake_init(&started, 2, 40, 42, 0);
+    fake_init(&late, 3, 16, 18, 0);
+    for (int i = 0; i < 40; i++) started.tokens[i] += 100, late.tokens[i] += 200; /* no common prefix */
+    batch.seq.client = 1;
+    started.seq.client = late.seq.client = 2;
+    sched_add(&w.s, &batch.seq);
+    step(&w); /* 16 tokens */
+    sched_add(&w.s, &started.seq);
+    for (int i = 0; i < 2; i++) {
+        const struct plan *p = sched_step(&w.s);
+        assert_int_equal(p->n, 1);
+        assert_ptr_equal(p->v[0].seq, &started.seq);
+        finish_step(&w, p);
+    }
+    sched_add(&w.s, &late.seq); /* of a client that was served more than the batch */
+    const struct plan *p = sched_step(&w.s);
+    assert_int_equal(p->n, 2);
+    assert_ptr_equal(p->v[0].seq, &started.seq);
+    assert_int_equal(p->v[0].n, 8);
+    assert_ptr_equal(p->v[1].seq, &late.seq);
+    finish_step(&w, p);
+    while (started.seq.state != SEQ_IDLE || late.seq.state != SEQ_IDLE) step(&w);
+    while (batch.seq.state != SEQ_IDLE) step(&w); /* it goes on where it was */
+    world_close(&w);
+}
+
 static void test_paused_is_not_scheduled_and_yields(void **state)
 {
     struct world w;
@@ -577,6 +611,7 @@ int main(void)
         cmocka_unit_test(test_whole_prompt_cached_still_computes_its_last_token),
         cmocka_unit_test(test_youngest_gives_its_pages_up),
         cmocka_unit_test(test_higher_priority_takes_the_slot),
+        cmocka_unit_test(test_urgent_prompts_come_first),
         cmocka_unit_test(test_paused_is_not_scheduled_and_yields),
         cmocka_unit_test(test_failed_step_leaves_nothing_known),
         cmocka_unit_test(test_nobody_is_preempted_in_vain),

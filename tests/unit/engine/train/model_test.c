@@ -119,12 +119,25 @@ static void use_odd(const struct odd *o, const struct model_config *c, struct we
     }
 }
 
+enum { SERVED_PAGES = 4 }; /* of a sequence */
+
+/* What serving needs for micro-batches of so many tokens. */
+static void reserve_served(struct model *m, int max_tokens)
+{
+    struct err e = {0};
+    struct model_reserve r = {.pages = 64 * SERVED_PAGES,
+                              .max_len = 64,
+                              .max_tokens = max_tokens,
+                              .max_rows = max_tokens,
+                              .kv_type = DT_F32};
+    assert_int_equal(model_reserve(m, &r, &e), 0);
+}
+
 /* -log p of the micro-batch's targets by serving's forward pass.  On a device whose memory is the host's. */
 static double served_loss(struct model *m, const struct micro *b)
 {
-    struct err e = {0};
-    int32_t slot[256], kv_len[64], pages[64 * 4], start[64];
-    enum { LD = 4 };
+    enum { LD = SERVED_PAGES };
+    int32_t slot[256], kv_len[64], pages[64 * LD], start[64];
     int n_pages = 0;
     assert_true(b->n_tokens <= 256 && b->n_seqs <= 63);
     for (int s = 0; s < b->n_seqs; s++) {
@@ -135,9 +148,6 @@ static double served_loss(struct model *m, const struct micro *b)
         for (int i = 0; i < kv_len[s]; i++) slot[start[s] + i] = (n_pages + i / KV_PAGE) * KV_PAGE + i % KV_PAGE;
         n_pages += LD;
     }
-    struct model_reserve r = {
-        .pages = n_pages, .max_len = 64, .max_tokens = b->n_tokens, .max_rows = b->n_targets, .kv_type = DT_F32};
-    assert_int_equal(model_reserve(m, &r, &e), 0);
     model_forward(m, &(struct step_batch){.n_tokens = b->n_tokens,
                                           .n_seqs = b->n_seqs,
                                           .n_rows = b->n_targets,
@@ -244,6 +254,7 @@ static struct gradient gradient_of(const char *name, const struct dataset *data,
     uint64_t tokens = 0;
     for (uint32_t i = 0; i < s.n_micro; i++) {
         micro_fill(&micro, &rows, &s, i, tokens);
+        if (w->served && i == 0) reserve_served(&m, t.max_tokens);
         double loss = train_model_run(&t, &micro, true, (float)(1 / targets)).sum, other;
         if (w->served && !(fabs(loss - (other = served_loss(&m, &micro))) <= 1e-5 * loss))
             fail_msg("%s: the loss is %.9g in training, %.9g in serving", name, loss, other);
@@ -301,23 +312,28 @@ static const char *const models[] = {"llama-gqa", "mistral", "qwen2",     "qwen3
                                      odd_dir,     "gemma3",  "phi4-mini", "granite", "olmo2", "gpt-neox"};
 enum { N_MODELS = sizeof models / sizeof *models };
 
+static void compare_model(const char *name, uint64_t seed, const struct way *a, const struct way *b, const char *what,
+                          double tolerance)
+{
+    struct dataset *data = rows_make(9, 288, seed);
+    struct gradient ga = gradient_of(name, data, a), gb = gradient_of(name, data, b);
+    if (tolerance == 0)
+        same_bits(name, what, &ga, &gb);
+    else if (!(difference(&ga, &gb) <= tolerance) || !(fabs(ga.loss - gb.loss) <= 1e-5 * ga.loss))
+        fail_msg("%s: %s: gradients are %g apart; losses %g and %g", name, what, difference(&ga, &gb), ga.loss,
+                 gb.loss);
+    free(ga.g);
+    free(gb.g);
+    free(data);
+}
+
 static void compare(const struct way *a, const struct way *b, const char *what, double tolerance)
 {
     for (int i = 0; i < N_MODELS; i++)
         for (int full = 0; full < 2; full++) {
-            struct dataset *data = rows_make(9, 288, 1 + (uint64_t)i);
             struct way wa = *a, wb = *b;
             wa.full = wb.full = full;
-            struct gradient ga = gradient_of(models[i], data, &wa), gb = gradient_of(models[i], data, &wb);
-            if (tolerance == 0) {
-                same_bits(models[i], what, &ga, &gb);
-            } else if (!(difference(&ga, &gb) <= tolerance) || !(fabs(ga.loss - gb.loss) <= 1e-5 * ga.loss)) {
-                fail_msg("%s: %s: gradients are %g apart; losses %g and %g", models[i], what, difference(&ga, &gb),
-                         ga.loss, gb.loss);
-            }
-            free(ga.g);
-            free(gb.g);
-            free(data);
+            compare_model(models[i], 1 + (uint64_t)i, &wa, &wb, what, tolerance);
         }
 }
 
@@ -409,7 +425,28 @@ static void test_simt(void **state)
 }
 
 /* Moved a little along the gradient, the loss changes by the gradient's square times that: what is computed is the
- * gradient of the loss that is computed. */
+ * gradient of the loss that is computed.  k: for the message */
+static void follows_gradient(const char *name, struct way w, size_t k)
+{
+    struct dataset *data = rows_make(4, 288, 7);
+    w.device = "ref";
+    struct gradient g = gradient_of(name, data, &w);
+    double square = 0;
+    for (size_t j = 0; j < g.n; j++) square += (double)g.g[j] * (double)g.g[j];
+    w.along = g.g;
+    w.by = 1e-3 / square; /* the loss changes by 0.001 each way */
+    struct gradient up = gradient_of(name, data, &w);
+    w.by = -w.by;
+    struct gradient down = gradient_of(name, data, &w);
+    double change = (up.loss - down.loss) / 2e-3;
+    if (!(fabs(change - 1) < 5e-3))
+        fail_msg("%s, way %zu: the loss changes by %g of what the gradient says", name, k, change);
+    free(g.g);
+    free(up.g);
+    free(down.g);
+    free(data);
+}
+
 static void test_differences(void **state)
 {
     (void)state;
@@ -424,26 +461,28 @@ static void test_differences(void **state)
         {.full = true, .odd = 1},
         {.full = true, .odd = 2, .dropout = 0.3}};
     for (int i = 0; i < N_MODELS; i++)
-        for (size_t k = 0; k < sizeof ways / sizeof *ways; k++) {
-            struct dataset *data = rows_make(4, 288, 7);
-            struct way w = ways[k];
-            w.device = "ref";
-            struct gradient g = gradient_of(models[i], data, &w);
-            double square = 0;
-            for (size_t j = 0; j < g.n; j++) square += (double)g.g[j] * (double)g.g[j];
-            w.along = g.g;
-            w.by = 1e-3 / square; /* the loss changes by 0.001 each way */
-            struct gradient up = gradient_of(models[i], data, &w);
-            w.by = -w.by;
-            struct gradient down = gradient_of(models[i], data, &w);
-            double change = (up.loss - down.loss) / 2e-3;
-            if (!(fabs(change - 1) < 5e-3))
-                fail_msg("%s, way %zu: the loss changes by %g of what the gradient says", models[i], k, change);
-            free(g.g);
-            free(up.g);
-            free(down.g);
-            free(data);
-        }
+        for (size_t k = 0; k < sizeof ways / sizeof *ways; k++) follows_gradient(models[i], ways[k], k);
+}
+
+/* All weights of models with experts: alone and below a shared expert, with weights that are normalised or not, beside
+ * dense layers. */
+static void test_experts(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"mixtral", "qwen2-moe", "qwen3-moe", "olmoe"};
+    const struct way plain = {.full = true, .served = true}, half = {.full = true, .half = true, .dropout = 0.2};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct way threads = plain, again = half, apart = plain, ref = plain;
+        threads.threads = 3;
+        again.recompute = true;
+        apart.apart = true;
+        ref.device = "ref";
+        compare_model(names[i], 11, &plain, &threads, "three threads", 0);
+        compare_model(names[i], 11, &half, &again, "recomputed, bf16", 0);
+        compare_model(names[i], 11, &plain, &apart, "rows apart", 1e-5);
+        compare_model(names[i], 11, &plain, &ref, "ref and cpu", 1e-4);
+        follows_gradient(names[i], (struct way){.full = true}, 0);
+    }
 }
 
 /* Only some products are trained, so the way back through the lowest layer ends early. */
@@ -520,10 +559,10 @@ static void test_gate(void **state)
 {
     (void)state;
     static const char *const names[] = {"llama-gqa",        "llama-gqa", "llama-gqa", "llama-gqa",
-                                        "tinystories-656k", "gpt2",      "qwen2-moe"};
+                                        "tinystories-656k", "gpt2",      "qwen2-moe", "qwen2-moe"};
     struct dataset *data = rows_make(5, 288, 3);
     /* from the third on whatever can be cut is, into rows, outputs, sequences, heads and experts */
-    for (int i = 0; i < 7; i++) {
+    for (int i = 0; i < 8; i++) {
         const char *name = names[i];
         struct way w = {.moved_b = true, .full = i % 2, .dropout = i == 2 ? 0.1 : 0};
         if (i == 6) w.targets = TARGET_ALL | TARGET_PARAMETERS;
@@ -589,6 +628,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_gate),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_differences),
+        cmocka_unit_test(test_experts),
     };
     fixtures = argc > 1 ? argv[1] : "tests/fixtures/models";
     return cmocka_run_group_tests_name("train_model", tests, make_odd_family, remove_odd_family);

@@ -8,6 +8,7 @@ static void test_refused(void **state)
 {
     (void)state;
     struct model m = open_model("llama-gqa", "cpu", 1), quantised = open_model("llama-nf4", "cpu", 1);
+    struct model sinks = open_model("gpt-oss-mxfp4", "cpu", 1);
     struct dataset *data = rows_make(8, m.c.vocab, 3);
     struct train_job job = {.p = params(TRAIN_LORA), .data = data, .dir = scratch};
 #define REFUSED(change, says)                                                                                          \
@@ -43,6 +44,7 @@ static void test_refused(void **state)
     REFUSED(from = "/does/not/exist", "/does/not/exist");
     job.p.method = TRAIN_FULL;
     refused(&job, &quantised, "floats");
+    refused(&job, &sinks, "full fine-tuning of gpt_oss models is not supported, since the sinks of their attention");
     REFUSED(p.dropout = 1, "dropout must be at least 0");
     REFUSED(p.dropout = NAN, "dropout");
     REFUSED(p.ema_decay = 1, "ema_decay must be at least 0");
@@ -58,6 +60,7 @@ static void test_refused(void **state)
     free(data);
     model_close(&m);
     model_close(&quantised);
+    model_close(&sinks);
 }
 
 static void *wait_for_device(void *gate)

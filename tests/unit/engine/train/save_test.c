@@ -24,8 +24,9 @@ static struct train_params interrupted_params(enum train_method method)
 static void test_resume(void **state)
 {
     (void)state;
-    for (int full = 0; full < 2; full++) {
-        struct model m = open_model(full ? "gpt2" : "qwen2", "cpu", 1);
+    static const char *const names[] = {"qwen2", "gpt2", "qwen2-moe"};
+    for (int full = 0; full < 3; full++) { /* the last two */
+        struct model m = open_model(names[full], "cpu", 1);
         struct dataset *data = rows_make(30, m.c.vocab, 6);
         struct train_params p = interrupted_params(full ? TRAIN_FULL : TRAIN_LORA);
         struct run whole = run_job(&m, data, &p, "whole", -1);

@@ -40,6 +40,7 @@ static void test_full_learns(void **state)
     learns("gpt2", "cpu", TRAIN_FULL);
     learns("phi", "cpu", TRAIN_FULL);
     learns("qwen3", "cpu", TRAIN_FULL);
+    learns("olmoe", "cpu", TRAIN_FULL);
 }
 
 static void learns_quantised(const char *model, enum dtype type)
@@ -74,8 +75,8 @@ static void test_qlora_learns(void **state)
 static void test_random_init_learns(void **state)
 {
     (void)state;
-    static const char *const names[] = {"llama-gqa", "gpt2"};
-    for (int i = 0; i < 2; i++) {
+    static const char *const names[] = {"llama-gqa", "gpt2", "mixtral"};
+    for (int i = 0; i < 3; i++) {
         struct model m = open_model(names[i], "cpu", 1);
         struct dataset *data = rows_make(24, m.c.vocab, 3);
         struct train_params p = params(TRAIN_FULL);

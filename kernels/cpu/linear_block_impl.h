@@ -81,6 +81,7 @@ INLINE void block_grouped(const struct lin_job *j, const struct block *b, enum b
     for (int g = 0; g < f->n_groups; g += f->per_super) {
         const uint8_t *w = super + f->head;
         int n = f->n_groups - g < f->per_super ? f->n_groups - g : f->per_super;
+        for (size_t line = 0; line < f->head; line += 64) ahead = prefetch(ahead, stride, R);
         for (int in = 0; in < n; in++) {
             int32_t sum[R_MAX];
             vi acc[R_MAX][P_MAX];
@@ -221,7 +222,6 @@ static void linear_block(const struct lin_job *j, int block0, int block1, int pa
             b.w = expanded;
         }
         blocks_fn *fn = expanded ? form.minimum ? blocks_of_wide_min : blocks_of_wide : blocks[form.codes];
-        size_t codes = (size_t)form.n_groups * run->form.group_bytes;
         for (int i = 0; i < n; i++) {
             b.row = lin_block_row(j, block0 + i);
             int rows = lin_block_row(j, block0 + i + 1) - b.row;
@@ -230,11 +230,11 @@ static void linear_block(const struct lin_job *j, int block0, int block1, int pa
             b.lines = 0;
             if (n == 1 && !expanded) {
                 b.ahead = (const uint8_t *)((uintptr_t)b.w + PREFETCH_FAR);
-                b.stride = (form.pair_bytes + codes / 64 - 1) / (codes / 64);
+                b.stride = 64;
             } else if (n <= PREFETCH_BLOCKS) {
                 size_t share = run->form.pair_bytes / (size_t)n;
                 b.ahead = (const uint8_t *)((uintptr_t)next + (size_t)i * share);
-                b.stride = share / (codes / 64);
+                b.stride = share / (form.pair_bytes / 64);
                 b.lines = (int)(share / 64) / form.n_groups + 1;
             }
             for (int r = 0; r < rows; r++)

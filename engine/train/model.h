@@ -89,13 +89,21 @@ struct train_model {
     size_t n_owned, cap_owned;
 };
 
-/* Bytes that train_model_open would allocate; *largest: the largest single allocation.  Reads only c, site, grads, the
+/* The adapters of a GEMM of a layer; r 0: none. */
+static inline const struct site *train_site(const struct train_model *m, int layer, enum layer_gemm gemm)
+{
+    static const struct site none;
+    return m->site ? &m->site[layer * LORA_GEMMS + (int)gemm] : &none;
+}
+
+/* model_memory.c.  Bytes that train_model_open would allocate; *largest: the largest single allocation.  Reads only c, site, grads, the
  * dropouts, recompute and max_tokens. */
 size_t train_model_bytes(const struct train_model *, size_t *largest);
 /* positions: size of the rotary tables. */
 int train_model_open(struct train_model *, int positions, struct err *);
 void train_model_close(struct train_model *);
 
+/* model.c */
 struct train_loss {
     double sum; /* of -log p over the targets; NAN when one is not finite */
     int64_t hits;

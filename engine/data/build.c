@@ -274,7 +274,7 @@ static int batch_write(const struct builder *w, struct batch *b, struct cache_wr
             continue;
         }
         const uint8_t *trained = b->out.trained + m->start;
-        int rc = cache_add(out, b->out.id + m->start, trained, (uint32_t)m->n, !w->o->keep_duplicates, e);
+        int rc = cache_add(out, b->out.id + m->start, trained, (uint32_t)m->n, m->line, !w->o->keep_duplicates, e);
         if (rc < 0) return rc;
         if (rc == 0) {
             r->duplicates++;

@@ -156,7 +156,8 @@ static bool is_new(struct cache_writer *w, uint64_t digest)
     return true;
 }
 
-int cache_add(struct cache_writer *w, const int32_t *id, const uint8_t *trained, uint32_t n, bool unique, struct err *e)
+int cache_add(struct cache_writer *w, const int32_t *id, const uint8_t *trained, uint32_t n, uint64_t line, bool unique,
+              struct err *e)
 {
     struct sha256 h;
     unsigned char digest[SHA256_BYTES];
@@ -171,7 +172,7 @@ int cache_add(struct cache_writer *w, const int32_t *id, const uint8_t *trained,
     sha256_add(&w->hash, digest, sizeof digest);
     if (!mem_try_grow(&w->offset, &w->cap_offset, w->rows + 1, sizeof *w->offset)) return no_memory(w, e);
     w->offset[w->rows] = w->at;
-    uint32_t head[2] = {n, 0};
+    uint32_t head[3] = {n, 0, line < UINT32_MAX ? (uint32_t)line : UINT32_MAX};
     for (uint32_t i = 0; i < n; i++) head[1] += trained[i];
     int rc = put(w, head, sizeof head, e);
     if (!rc) rc = put(w, id, n * sizeof *id, e);
@@ -260,7 +261,7 @@ static const char *rows_check(const struct cache *c)
 {
     uint64_t end = CACHE_HEADER_BYTES;
     for (uint64_t i = 0; i < c->header->rows; i++) {
-        uint32_t head[2];
+        uint32_t head[3];
         if (c->offset[i] != end || end + sizeof head > c->header->index_at) return "its index is wrong";
         memcpy(head, c->data + end, sizeof head);
         end += sizeof head + 4 * (uint64_t)head[0] + (((uint64_t)head[0] + 3) & ~(uint64_t)3);

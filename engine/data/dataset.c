@@ -142,13 +142,14 @@ uint64_t dataset_rows(const struct dataset *d)
 struct dataset_row dataset_row(const struct dataset *d, uint64_t i)
 {
     const unsigned char *p = d->cache.data + d->cache.offset[i];
-    uint32_t head[2];
+    uint32_t head[3];
     memcpy(head, p, sizeof head);
     return (struct dataset_row){
         .id = (const int32_t *)(p + sizeof head),
         .trained = p + sizeof head + head[0] * sizeof(int32_t),
         .n = (int)head[0],
         .n_trained = (int)head[1],
+        .line = head[2],
     };
 }
 

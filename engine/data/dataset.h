@@ -80,6 +80,7 @@ struct dataset_row {
     const uint8_t *trained; /* trained[i]: id[i] is a target (predicted from the ids before it); trained[0] is 0 */
     int n;                  /* 2 .. max_length */
     int n_trained;          /* >= 1 */
+    uint32_t line;          /* where the row begins in its file, 1-based; of an array the number of the element */
 };
 uint64_t dataset_rows(const struct dataset *);
 struct dataset_row dataset_row(const struct dataset *, uint64_t i);

@@ -39,7 +39,7 @@ void train_emit(struct train *t, enum train_event_kind kind, const char *text)
 
 void train_warn(struct train *t, const char *fmt, ...)
 {
-    char text[200];
+    char text[480];
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);

@@ -227,6 +227,13 @@ static void combine_back(struct op_chunks c, struct combine_back_args a)
     }
 }
 
+/* The rows of experts are not those of the tokens: what the ops between route and combine write is not watched. */
+static struct op_chunks unwatched(struct op_chunks c)
+{
+    c.watch = NULL;
+    return c;
+}
+
 /* Everything up to the experts' outputs, in w->x; what the backward pass needs stays in the other buffers. */
 static void run(struct op_chunks c, struct train_experts *w, const struct layer *l, struct mat h)
 {
@@ -254,7 +261,7 @@ void train_experts_forward(struct op_chunks c, struct train_experts *w, const st
 {
     const struct block_experts *b = &l->b->experts;
     int T = h.rows;
-    run(c, w, l, h);
+    run(unwatched(c), w, l, h);
     struct combine_args sum = {.y = y,
                                .x = rows_cols(w->x, T * b->chosen, h.cols),
                                .weight = rows_cols(w->weight, T, b->chosen),
@@ -263,6 +270,7 @@ void train_experts_forward(struct op_chunks c, struct train_experts *w, const st
     if (l->b->inter) sum.shared = y;
     if (l->b->inter && b->gate) sum.gate = mat_cols(rows_cols(w->router, T, b->count + 1), b->count, 1);
     combine(c, sum);
+    op_watch_wrote(c.watch, OP_combine, NULL, y, false);
 }
 
 struct mat train_experts_back(struct op_chunks c, struct train_experts *w, const struct layer *l, struct mat h,
@@ -271,6 +279,7 @@ struct mat train_experts_back(struct op_chunks c, struct train_experts *w, const
     const struct block_experts *b = &l->b->experts;
     const struct layer_grads *g = grads_of(w, l);
     int T = h.rows, rows = T * b->chosen;
+    c = unwatched(c);
     struct mat x = rows_cols(w->x, rows, h.cols), weight = rows_cols(w->weight, T, b->chosen);
     struct mat dweight = rows_cols(w->dweight, T, b->chosen);
     struct mat router = rows_cols(w->router, T, b->count + b->gate), up = rows_cols(w->up, rows, 2 * b->inter);
@@ -310,6 +319,7 @@ void train_experts_input(struct op_chunks c, const struct train_experts *w, cons
         .y = dh, .x = rows_cols(w->x, T * b->chosen, dh.cols), .place = w->place, .k = b->chosen};
     if (l->b->inter) sum.shared = dh;
     combine(c, sum);
+    op_watch_wrote(c.watch, OP_combine_back, NULL, dh, false);
     struct mat drouter = rows_cols(w->drouter, T, b->count + b->gate);
     if (g) chunked_weight_grad(c, g->router, drouter, h, 1, w->half);
     chunked_linear_back(c, (struct linear_back_args){dh, drouter, l->w->router, true, 0}, true);

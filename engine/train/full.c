@@ -83,9 +83,9 @@ static float **vector_grad(struct train_full *f, const struct vector_slot *v)
     } of_layer[] =
         {
 #define BOTH(name) {offsetof(struct layer_weights, name), offsetof(struct layer_grads, name)}
-            BOTH(norm1_w), BOTH(norm1_b), BOTH(norm2_w), BOTH(norm2_b), BOTH(post1_w), BOTH(post1_b), BOTH(post2_w),
-            BOTH(post2_b), BOTH(qkv_b),   BOTH(o_b),     BOTH(q_norm),  BOTH(k_norm),  BOTH(up_b),    BOTH(down_b),
-            BOTH(q_norm_b), BOTH(k_norm_b),
+            BOTH(norm1_w), BOTH(norm1_b), BOTH(norm2_w),  BOTH(norm2_b),  BOTH(post1_w), BOTH(post1_b),
+            BOTH(post2_w), BOTH(post2_b), BOTH(qkv_b),    BOTH(o_b),      BOTH(q_norm),  BOTH(k_norm),
+            BOTH(up_b),    BOTH(down_b),  BOTH(q_norm_b), BOTH(k_norm_b),
 #undef BOTH
         },
       of_model[] = {
@@ -248,7 +248,7 @@ static int first_values(struct train_full *f, const struct train_params *p, stru
         else
             rc = init_file(m, f->base->w.file, host, e);
         scheduler_gate_pass(o->gate);
-        if (!rc) chunked_upload((struct op_chunks){o->d, o->gate}, o->p + m->at, host, n);
+        if (!rc) chunked_upload((struct op_chunks){o->d, o->gate, NULL}, o->p + m->at, host, n);
         free(host);
     }
     return rc;
@@ -294,7 +294,7 @@ static int reserve_applied(struct train_full *f, struct optim *o, struct err *e)
     if (!f->ones || !f->applied) return err_set(e, ERR_NOMEM, "no memory for norms");
     float *host = mem_array(f->n_ones, sizeof *host);
     for (size_t i = 0; i < f->n_ones; i++) host[i] = 1;
-    chunked_upload((struct op_chunks){d, o->gate}, f->ones, host, f->n_ones);
+    chunked_upload((struct op_chunks){d, o->gate, NULL}, f->ones, host, f->n_ones);
     free(host);
     return 0;
 }
@@ -341,7 +341,7 @@ static void use_vectors(struct train_full *f, struct optim *o, float *values)
         if (v->table) {
             f->w.pos = mat_f32(at, v->rows, v->cols);
         } else if (v->minus_one) {
-            apply(f, (struct op_chunks){o->d, o->gate}, at, v->cols, applied);
+            apply(f, (struct op_chunks){o->d, o->gate, NULL}, at, v->cols, applied);
             *weights_vector_field(&f->w, v) = applied;
             applied += v->cols;
         } else {

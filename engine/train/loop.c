@@ -14,6 +14,7 @@ enum {
     GOOD_LEAST = 50,     /* ... of at least this many steps... */
     GOOD_MOST = 500,     /* ... and at most this many */
     NORM_WARNINGS = 5,   /* per run */
+    LOCATED = 4,         /* per run: skipped steps that are replayed to find where they broke */
     NORM_LARGE = 100,    /* a gradient norm above this is worth a warning */
 };
 
@@ -51,15 +52,29 @@ static enum outcome run_step(struct train *t, struct train_rows *rows, int64_t s
     return GO_ON;
 }
 
+/* Says where in the step before st.step the first value is that is not finite; "": unknown. */
+static const char *locate(struct train *t)
+{
+    int64_t step = t->st.step - 1;
+    if (t->where_step == step) return t->where.data;
+    buf_clear(&t->where);
+    buf_str(&t->where, "");
+    t->where_step = step;
+    t->located++;
+    train_locate(t, step, &t->where);
+    return t->where.data;
+}
+
 /* After three consecutive bad steps: halves the learning rate and resumes from the last good checkpoint, made before
  * them; done at most once.  Later checkpoints are deleted, since their steps will be repeated with other results. */
 static enum outcome go_back(struct train *t, struct err *e)
 {
     struct train_state was = t->st;
     if (was.fallbacks > 0) {
+        const char *where = t->where_step >= was.step - BAD_IN_A_ROW ? t->where.data : locate(t);
         err_set(e, ERR_INVALID,
-                "%d steps in a row without a finite loss and gradient, again after the learning rate was halved",
-                BAD_IN_A_ROW);
+                "%d steps in a row without a finite loss and gradient, again after the learning rate was halved%s%s",
+                BAD_IN_A_ROW, *where ? ": " : "", where);
         return FAILED;
     }
     scheduler_gate_leave(t->gate); /* while the checkpoint is read */
@@ -72,6 +87,7 @@ static enum outcome go_back(struct train *t, struct err *e)
     t->st.rate_scale = was.rate_scale / 2;
     t->st.bad = 0;
     t->saved = -1;
+    t->where_step = -1;
     train_warn(t,
                "%d steps in a row without a finite loss and gradient: the learning rate is halved, back to step %lld",
                BAD_IN_A_ROW, (long long)t->st.step);
@@ -133,8 +149,9 @@ static enum outcome train_step(struct train *t, struct err *e)
         look_at_norm(t, norm);
         return GO_ON;
     }
-    train_warn(t, "step %lld is skipped: its %s is not finite", (long long)t->st.step,
-               isfinite(loss) ? "gradient" : "loss");
+    const char *where = t->st.bad == 1 && t->located < LOCATED ? locate(t) : "";
+    train_warn(t, "step %lld is skipped: its %s is not finite%s%s", (long long)t->st.step,
+               isfinite(loss) ? "gradient" : "loss", *where ? ": " : "", where);
     return t->st.bad >= BAD_IN_A_ROW ? go_back(t, e) : GO_ON;
 }
 

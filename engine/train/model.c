@@ -10,7 +10,7 @@
 
 static struct op_chunks chunks_of(const struct train_model *m)
 {
-    return (struct op_chunks){m->d, m->gate};
+    return (struct op_chunks){m->d, m->gate, m->watch};
 }
 
 static struct mat first(struct mat m, int rows)
@@ -19,8 +19,17 @@ static struct mat first(struct mat m, int rows)
     return m;
 }
 
+/* The layer whose ops follow; target: their rows are targets from there on, -1: tokens. */
+static void watch_from(const struct train_model *m, int layer, int target)
+{
+    if (!m->watch) return;
+    m->watch->layer = layer;
+    m->watch->target = target;
+}
+
 static struct layer layer_of(const struct train_model *m, int index)
 {
+    watch_from(m, index, -1);
     return layer_at(m->c, m->w, m->rope, index);
 }
 
@@ -228,6 +237,7 @@ static void attn_forward(struct train_model *m, const struct layer *l, const str
         a.head0 = s.head0, a.n_heads = s.n_heads;
         op_attn_seq(m->d, a);
     }
+    op_watch_wrote(m->watch, OP_attn_seq, NULL, all.out, false);
 }
 
 /* Turns a branch's output y into its contribution to the residual stream, in place.  bare: keeps the output when a norm
@@ -475,6 +485,7 @@ static void attn_backward(struct train_model *m, const struct layer *l, const st
         a.head0 = s.head0, a.n_heads = s.n_heads;
         op_attn_back(m->d, a);
     }
+    op_watch_wrote(m->watch, OP_attn_back, NULL, dqkv, false);
 }
 
 /* dx by the branch's output; h: norm(x).  dh (+)= the gradient by h. */
@@ -544,6 +555,7 @@ static void head(struct train_model *m, int from, int n, bool back, struct mat d
     const struct model_grads *g = m->grads;
     struct mat x = first(m->hx, n), h = first(m->hh, n), dh = first(m->hd, n), logits = first(m->logits, n);
 
+    watch_from(m, m->c->layers, from);
     chunked_rows(chunks_of(m), (struct rows_args){x, layer_input(m, m->c->layers), m->row + from});
     norm(m, h, x, (struct layer_norm){w->norm_w, w->norm_b});
     linear(m, NULL, logits, h, w->head, w->head_b);
@@ -595,6 +607,7 @@ static void backward(struct train_model *m, struct mat dx)
 {
     const struct mat none = {0};
     int last = m->c->layers - 1;
+    if (m->watch) m->watch->back = true;
     for (int l = last; l >= m->lowest; l--) {
         const struct kept *k = &m->kept[m->recompute ? 0 : l];
         struct mat x = layer_input(m, l);
@@ -604,9 +617,11 @@ static void backward(struct train_model *m, struct mat dx)
     if (!m->grads) return;
     struct mat table = mat_f32(m->grads->embed, m->c->vocab, m->c->hidden), pos = {0};
     if (m->grads->pos) pos = mat_f32(m->grads->pos, m->c->max_len, m->c->hidden);
+    watch_from(m, WATCH_EMBEDDINGS, -1);
     drop_branch(m, m->c->layers, ATTENTION, dx);
     chunked_embed_back(chunks_of(m),
                        (struct embed_back_args){table, pos, dx, m->id, m->pos, layer_embed_scale(m->c, m->w)});
+    op_watch_wrote(m->watch, OP_embed_back, table.p, table, true);
 }
 
 struct train_loss train_model_run(struct train_model *m, const struct micro *b, bool back, float scale)
@@ -614,6 +629,8 @@ struct train_loss train_model_run(struct train_model *m, const struct micro *b, 
     m->b = b;
     scheduler_gate_pass(m->gate); /* a job that resumes with an evaluation does not have the device yet */
     upload(m, b, scale);
+    watch_from(m, WATCH_EMBEDDINGS, -1);
+    if (m->watch) m->watch->back = false;
     chunked_embed(chunks_of(m), (struct embed_args){layer_input(m, 0), m->w->embed, m->w->pos, m->id, m->pos,
                                                     m->w->embed_w, layer_embed_scale(m->c, m->w)});
     drop_branch(m, m->c->layers, ATTENTION, layer_input(m, 0));

@@ -18,6 +18,7 @@
 #include "engine/model/weights.h"
 #include "engine/train/experts.h"
 #include "engine/train/grads.h"
+#include "engine/train/op_watch.h"
 #include "engine/train/scheduler_gate.h"
 #include "engine/train/site.h"
 #include "kernels/ops.h"
@@ -61,6 +62,7 @@ struct train_model {
     float dropout;                   /* on the sites' inputs, one mask for all parts of a site */
     float residual_dropout; /* on the outputs of attention and feed-forward and on embeddings; only without sites */
     uint64_t dropout_seed;  /* of this step */
+    struct op_watch *watch; /* sees what each op wrote; NULL: none */
     bool half;              /* gemms may round to bf16 */
     bool recompute;
     int max_tokens;
@@ -96,8 +98,8 @@ static inline const struct site *train_site(const struct train_model *m, int lay
     return m->site ? &m->site[layer * LORA_GEMMS + (int)gemm] : &none;
 }
 
-/* model_memory.c.  Bytes that train_model_open would allocate; *largest: the largest single allocation.  Reads only c, site, grads, the
- * dropouts, recompute and max_tokens. */
+/* model_memory.c.  Bytes that train_model_open would allocate; *largest: the largest single allocation.  Reads only c,
+ * site, grads, the dropouts, recompute and max_tokens. */
 size_t train_model_bytes(const struct train_model *, size_t *largest);
 /* positions: size of the rotary tables. */
 int train_model_open(struct train_model *, int positions, struct err *);

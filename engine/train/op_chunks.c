@@ -108,6 +108,7 @@ void chunked_linear(struct op_chunks c, struct linear_args a, bool slices)
             op_linear(c.d, (struct linear_args){mat_cols(y, at, n), x, a.w, a.b ? a.b + at : NULL, at});
         }
     }
+    op_watch_wrote(c.watch, OP_linear, a.w, a.y, false);
 }
 
 void chunked_linear_back(struct op_chunks c, struct linear_back_args a, bool slices)
@@ -124,6 +125,7 @@ void chunked_linear_back(struct op_chunks c, struct linear_back_args a, bool sli
             op_linear_back(c.d, (struct linear_back_args){dx, mat_cols(dy, at, n), a.w, a.accumulate || at > 0, at});
         }
     }
+    op_watch_wrote(c.watch, OP_linear_back, a.w, a.dx, false);
 }
 
 void chunked_gemm(struct op_chunks c, struct gemm_args a)
@@ -137,6 +139,7 @@ void chunked_gemm(struct op_chunks c, struct gemm_args a)
         part.c = mat_rows(a.c, r, n);
         op_gemm(c.d, part);
     }
+    op_watch_wrote(c.watch, OP_gemm, a.b.p, a.c, false);
 }
 
 /* ---- sums over tokens -------------------------------------------------------------------------------------------- */
@@ -174,6 +177,7 @@ void chunked_weight_grad(struct op_chunks c, float *dw, struct mat dy, struct ma
                                             .half = half,
                                             .alpha = alpha});
         }
+    op_watch_wrote(c.watch, OP_gemm, dw, (struct mat){dw, DT_F32, n, k, k}, true);
 }
 
 /* Rows per call of a sum over rows of `cols` floats: a multiple of the rows that a device sums in one block. */
@@ -193,6 +197,7 @@ void chunked_col_sum(struct op_chunks c, struct col_sum_args a)
         scheduler_gate_cost(c.gate, WORK_STATE, (double)n * a.x.cols);
         op_col_sum(c.d, (struct col_sum_args){mat_rows(a.x, r, n), a.out});
     }
+    op_watch_wrote(c.watch, OP_col_sum, a.out, (struct mat){a.out, DT_F32, 1, a.x.cols, a.x.cols}, true);
 }
 
 /* Rows per call of a norm's backward pass.  sums: it adds to parameter gradients, so the split depends on shapes only.
@@ -218,6 +223,8 @@ void chunked_norm_back(struct op_chunks c, struct norm_back_args a)
         part.dy = mat_rows(a.dy, r, n);
         op_norm_back(c.d, part);
     }
+    op_watch_wrote(c.watch, OP_norm_back, a.w, a.dx, false);
+    op_watch_wrote(c.watch, OP_norm_back, a.dw, (struct mat){a.dw, DT_F32, 1, a.x.cols, a.x.cols}, true);
 }
 
 void chunked_head_norm_back(struct op_chunks c, struct head_norm_back_args a)
@@ -230,6 +237,7 @@ void chunked_head_norm_back(struct op_chunks c, struct head_norm_back_args a)
         part.x = mat_rows(a.x, r, n);
         op_head_norm_back(c.d, part);
     }
+    op_watch_wrote(c.watch, OP_head_norm_back, a.w, a.dx, false);
 }
 
 /* ---- row by row -------------------------------------------------------------------------------------------------- */
@@ -243,6 +251,8 @@ void chunked_cross_entropy(struct op_chunks c, struct cross_entropy_args a)
                                                           a.scale ? a.scale + r : NULL, a.loss + r, a.hit + r, a.back,
                                                           a.logit_scale, a.softcap});
     }
+    op_watch_wrote(c.watch, OP_cross_entropy, a.loss, mat_f32(a.loss, a.logits.rows, 1), false);
+    op_watch_wrote(c.watch, OP_cross_entropy, NULL, a.logits, false);
 }
 
 void chunked_embed(struct op_chunks c, struct embed_args a)
@@ -255,6 +265,7 @@ void chunked_embed(struct op_chunks c, struct embed_args a)
         if (part.pos) part.pos += r;
         op_embed(c.d, part);
     }
+    op_watch_wrote(c.watch, OP_embed, a.table.p, a.out, false);
 }
 
 /* Each row of the table adds its gradients in the order of the tokens, however many calls there are. */
@@ -279,6 +290,7 @@ void chunked_norm(struct op_chunks c, struct norm_args a)
         part.x = mat_rows(a.x, r, n);
         op_norm(c.d, part);
     }
+    op_watch_wrote(c.watch, OP_norm, a.w, a.out, false);
 }
 
 void chunked_add(struct op_chunks c, struct add_args a)
@@ -287,6 +299,7 @@ void chunked_add(struct op_chunks c, struct add_args a)
         n = move(c, a.x.rows - r, 3.0 * a.x.cols);
         op_add(c.d, (struct add_args){mat_rows(a.x, r, n), mat_rows(a.y, r, n)});
     }
+    op_watch_wrote(c.watch, OP_add, NULL, a.x, false);
 }
 
 void chunked_rows(struct op_chunks c, struct rows_args a)
@@ -295,6 +308,7 @@ void chunked_rows(struct op_chunks c, struct rows_args a)
         n = move(c, a.out.rows - r, 2.0 * a.out.cols);
         op_rows(c.d, (struct rows_args){mat_rows(a.out, r, n), a.x, a.row + r});
     }
+    op_watch_wrote(c.watch, OP_rows, NULL, a.out, false);
 }
 
 void chunked_head_norm(struct op_chunks c, struct head_norm_args a)
@@ -305,6 +319,7 @@ void chunked_head_norm(struct op_chunks c, struct head_norm_args a)
         part.x = mat_rows(a.x, r, n);
         op_head_norm(c.d, part);
     }
+    op_watch_wrote(c.watch, OP_head_norm, a.w, a.x, false);
 }
 
 void chunked_rope(struct op_chunks c, struct rope_args a)
@@ -316,6 +331,7 @@ void chunked_rope(struct op_chunks c, struct rope_args a)
         part.pos += r;
         op_rope(c.d, part);
     }
+    op_watch_wrote(c.watch, OP_rope, NULL, a.qkv, false);
 }
 
 /* The cost of an activation's exponential, in floats moved. */
@@ -327,6 +343,7 @@ void chunked_act(struct op_chunks c, struct act_args a)
         n = move(c, a.x.rows - r, ACT_FLOATS * a.x.cols);
         op_act(c.d, (struct act_args){mat_rows(a.x, r, n), a.act});
     }
+    op_watch_wrote(c.watch, OP_act, NULL, a.x, false);
 }
 
 void chunked_softcap(struct op_chunks c, struct softcap_args a)
@@ -335,6 +352,7 @@ void chunked_softcap(struct op_chunks c, struct softcap_args a)
         n = move(c, a.x.rows - r, ACT_FLOATS * a.x.cols);
         op_softcap(c.d, (struct softcap_args){mat_rows(a.x, r, n), a.scale, a.cap});
     }
+    op_watch_wrote(c.watch, OP_softcap, NULL, a.x, false);
 }
 
 void chunked_act_mul(struct op_chunks c, struct act_mul_args a)
@@ -343,6 +361,7 @@ void chunked_act_mul(struct op_chunks c, struct act_mul_args a)
         n = move(c, a.out.rows - r, (1 + ACT_FLOATS) * a.out.cols);
         op_act_mul(c.d, (struct act_mul_args){mat_rows(a.out, r, n), mat_rows(a.gu, r, n), a.act});
     }
+    op_watch_wrote(c.watch, OP_act_mul, NULL, a.out, false);
 }
 
 void chunked_act_back(struct op_chunks c, struct act_back_args a)
@@ -352,6 +371,7 @@ void chunked_act_back(struct op_chunks c, struct act_back_args a)
         op_act_back(c.d,
                     (struct act_back_args){mat_rows(a.dx, r, n), mat_rows(a.x, r, n), mat_rows(a.dy, r, n), a.act});
     }
+    op_watch_wrote(c.watch, OP_act_back, NULL, a.dx, false);
 }
 
 void chunked_act_mul_back(struct op_chunks c, struct act_mul_back_args a)
@@ -361,6 +381,7 @@ void chunked_act_mul_back(struct op_chunks c, struct act_mul_back_args a)
         op_act_mul_back(
             c.d, (struct act_mul_back_args){mat_rows(a.dgu, r, n), mat_rows(a.gu, r, n), mat_rows(a.dy, r, n), a.act});
     }
+    op_watch_wrote(c.watch, OP_act_mul_back, NULL, a.dgu, false);
 }
 
 void chunked_dropout(struct op_chunks c, struct dropout_args a)
@@ -372,6 +393,7 @@ void chunked_dropout(struct op_chunks c, struct dropout_args a)
         part.row0 += (uint64_t)r;
         op_dropout(c.d, part);
     }
+    op_watch_wrote(c.watch, OP_dropout, NULL, a.x, false);
 }
 
 void chunked_scale(struct op_chunks c, struct mat m, double by)
@@ -381,6 +403,7 @@ void chunked_scale(struct op_chunks c, struct mat m, double by)
         float *p = mat_rows(m, r, n).p;
         op_axpby(c.d, (struct axpby_args){p, p, (size_t)n * (size_t)m.cols, by, 0});
     }
+    op_watch_wrote(c.watch, OP_axpby, NULL, m, false);
 }
 
 void chunked_zero(struct op_chunks c, struct mat m)

@@ -9,12 +9,14 @@
 #ifndef TANDEM_ENGINE_TRAIN_OP_CHUNKS_H
 #define TANDEM_ENGINE_TRAIN_OP_CHUNKS_H
 
+#include "engine/train/op_watch.h"
 #include "engine/train/scheduler_gate.h"
 #include "kernels/ops.h"
 
 struct op_chunks {
     struct dev *d;
     struct scheduler_gate *gate; /* NULL: only copies and sums over tokens are split */
+    struct op_watch *watch;      /* sees what each of the ops wrote; NULL: none */
 };
 
 /* rows [row, row + n) of m, columns [col, col + n); m.p may be NULL */

@@ -10,7 +10,7 @@ enum { PARTS_MAX = ARRAYS + 2 };
 
 struct op_chunks train_chunks(const struct train *t)
 {
-    return (struct op_chunks){t->d, t->gate};
+    return (struct op_chunks){t->d, t->gate, NULL};
 }
 
 float *train_device_array(const struct train *t, int i)

@@ -119,7 +119,7 @@ static char *copy_text(const char *s)
 static struct train *train_new(const struct train_job *job, struct model *m, struct scheduler_gate *gate)
 {
     struct train *t = mem_zalloc(sizeof *t);
-    *t = (struct train){.job = *job, .p = job->p, .model = m, .d = m->d, .gate = gate, .saved = -1};
+    *t = (struct train){.job = *job, .p = job->p, .model = m, .d = m->d, .gate = gate, .saved = -1, .where_step = -1};
     t->lora_method = job->p.method != TRAIN_FULL;
     t->job.from = copy_text(job->from);
     t->job.base_name = copy_text(job->base_name);
@@ -176,5 +176,6 @@ void train_free(struct train *t)
     const char *texts[] = {t->job.from, t->job.base_name, t->job.model_dir, t->job.dir, t->job.out};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) free((char *)texts[i]);
     buf_free(&t->warnings);
+    buf_free(&t->where);
     free(t);
 }

@@ -70,6 +70,9 @@ struct train {
     double run_seconds; /* duration of this run's steps */
     int64_t run_steps;
     int norm_warnings;
+    struct buf where;   /* of the last step that was replayed, what train_locate found; owned */
+    int64_t where_step; /* that step; -1: none */
+    int located;        /* steps replayed in this run */
     atomic_int command;
 };
 
@@ -81,6 +84,11 @@ void train_emit_warnings(struct train *); /* collected while opening and loading
 /* Whether an op of this job failed.  While serving, the error is in the gate; the device's own error belongs to the
  * thread that uses the device. */
 bool train_device_failed(struct train *, struct err *);
+
+/* locate.c: replays a step that had a loss or a gradient that is not finite, with the same weights and dropout, and
+ * appends where the first such value is: layer, pass, op, tensor, and the line of the row in the data.  The gradients
+ * are overwritten.  @return whether it was found. */
+bool train_locate(struct train *, int64_t step, struct buf *out);
 
 /* save.c */
 struct op_chunks train_chunks(const struct train *);

@@ -274,7 +274,9 @@ def test_weights_that_are_no_numbers(start, tmp_path):
     weights.write_bytes(content)
     with start("--kv-cache-bytes", "16M", model=model) as s:
         found = wait_over(s, s.post("/train", request("nan", dataset={"rows": [{"input_ids": [5, 6, 7 + i]} for i in range(20)]})).json()["id"])
-        assert found["status"] == "failed" and "without a finite loss" in found["error"]["message"], found
+        message = found["error"]["message"]
+        assert found["status"] == "failed" and "without a finite loss" in message, found
+        assert "is NaN, in the head, forward pass, op norm of model.norm.weight, in the row of line " in message  # where it broke
         assert s.get("/adapters").json()["adapters"] == [] and s.get("/health").status_code == 200
 
 

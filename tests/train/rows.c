@@ -27,7 +27,7 @@ void rows_add(struct dataset *s, const int32_t *id, const uint8_t *trained, int 
     uint64_t i = s->n++;
     memcpy(s->id[i], id, (size_t)n * sizeof *id);
     memcpy(s->trained[i], trained, (size_t)n);
-    s->row[i] = (struct dataset_row){.id = s->id[i], .trained = s->trained[i], .n = n};
+    s->row[i] = (struct dataset_row){.id = s->id[i], .trained = s->trained[i], .n = n, .line = (uint32_t)i + 1};
     for (int k = 0; k < n; k++) s->row[i].n_trained += trained[k];
 }
 

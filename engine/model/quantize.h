@@ -16,6 +16,7 @@
 /* declared here only, so that users of quantize_model need not include kernels/num.h and ops.h */
 struct weight_src;
 struct calibration;
+struct tensor_source;
 
 enum { INT4_GROUP = 32, FEEDBACK_BLOCK = 1024 };
 
@@ -64,7 +65,8 @@ struct quantize_options {
     bool no_calibration;                   /* no default calibration either */
     void (*progress)(void *arg, int done, int total); /* matrices; may be NULL */
     void *arg;
-    struct quantize_summary *summary; /* filled when the model was calibrated; may be NULL */
+    struct quantize_summary *summary;    /* filled when the model was calibrated; may be NULL */
+    const struct tensor_source *weights; /* quantize_gguf: in place of the model's own tensors, borrowed; or NULL */
 };
 
 /* Reads the model in `dir` and writes `out` (created; must not hold a model yet): quantised matrices, the other tensors

@@ -216,7 +216,8 @@ static int write_mxfp4(struct output *o, const struct tensor *stored)
 static int write_matrix(struct output *o, const struct item *t, const struct matrix_slot *slot)
 {
     const struct tensor *stored = tensor_source_find(o->in.source, slot->name);
-    int rc = stored && t->type == GGML_MXFP4 ? write_mxfp4(o, stored) : write_floats(o, t, slot);
+    int rc = stored && o->options->weights ? tensor_source_populate(o->in.source, stored, o->e) : 0;
+    if (!rc) rc = stored && t->type == GGML_MXFP4 ? write_mxfp4(o, stored) : write_floats(o, t, slot);
     if (stored) tensor_source_release(o->in.source, stored);
     return rc;
 }
@@ -360,19 +361,20 @@ int quantize_gguf(const char *dir, const char *out, const struct quantize_option
     int rc = model_config_read(dir, &c, e);
     if (!rc) rc = model_config_generates(&c, e);
     if (rc) return rc;
-    if (c.quant.name[0] && c.quant.method != QUANT_MXFP4)
+    if (c.quant.name[0] && c.quant.method != QUANT_MXFP4 && !options->weights)
         return err_set(e, ERR_INVALID, "%s is quantised to %s already", dir, c.quant.name);
     struct output o = {.dir = dir, .c = &c, .options = options, .type = q8 ? GGML_Q8_0 : GGML_Q4_0, .e = e};
     o.arch = gguf_arch_of(c.family->model_type);
     if (!o.arch) return err_set(e, ERR_UNSUPPORTED, "a %s model cannot be written as a GGUF file", c.family->model_type);
     o.names = gguf_names_of(o.arch->model_type);
-    struct tensor_source *in = model_source_open(dir, &c, e);
+    struct tensor_source *own = options->weights ? NULL : model_source_open(dir, &c, e);
+    const struct tensor_source *in = options->weights ? options->weights : own;
     if (!in) return e->code;
     o.in = tensors_of(&c, in);
     o.usual = tensors_of(&c, NULL);
     rc = write_file(&o, out);
     for (size_t i = 0; i < o.n; i++) free(o.item[i].slot), free(o.item[i].vector);
     free(o.item);
-    tensor_source_close(in);
+    tensor_source_close(own);
     return rc;
 }

@@ -18,6 +18,7 @@ static const struct {
     {"eval", "evaluate a model, its adapters and quantised forms on rows", cmd_eval},
     {"train", "fine-tune a model, or train it from random weights", cmd_train},
     {"quantize", "write a model with int8, int4 or nf4 weights", cmd_quantize},
+    {"merge", "write a model with an adapter in its weights", cmd_merge},
     {"pull", "download a model from the Hugging Face hub", cmd_pull},
     {"models", "list and remove downloaded models", cmd_models},
     {"health", "check whether a running daemon is healthy", cmd_health},

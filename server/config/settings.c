@@ -174,6 +174,7 @@ void settings_free(struct settings *s)
         if (o[i].type == SETTING_STRING || o[i].type == SETTING_MAYBE || o[i].type == SETTING_CHOICE) {
             char **p = field(s, &o[i]);
             free(*p);
+            *p = NULL; /* options of several commands may share it */
         } else if (o[i].type == SETTING_LIST) {
             list_clear(field(s, &o[i]));
         }

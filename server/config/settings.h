@@ -29,6 +29,7 @@ enum command {
     CMD_DOCTOR = 4096,
     CMD_EVAL = 8192,
     CMD_BATCH = 16384,
+    CMD_MERGE = 32768,
 };
 
 struct string_list {
@@ -70,7 +71,8 @@ struct settings {
     char *log_level, *log_format, *metrics_aliases, *data_dir;
     bool access_log;
     /* one run of a command */
-    char *adapter, *prompt, *system, *text, *file, *ids, *out, *type, *file_format, *layout, *calibrate, *batch, *ops;
+    char *adapter, *prompt, *system, *text, *file, *ids, *out, *type, *merge_type, *file_format, *layout, *calibrate,
+        *batch, *ops;
     char *method, *data, *eval_data, *format, *from;
     bool json, kl, ignore_eos, special, train_on_prompt, keep_duplicates, ready;
     int max_new_tokens, top_n, top_k, window, prompt_tokens, generate_tokens, repeat;

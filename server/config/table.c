@@ -6,7 +6,7 @@ enum {
     SAMPLE = CMD_GENERATE | CMD_CHAT,
     ROUTES = CMD_SERVE | CMD_BATCH,                    /* commands that answer as the routes do */
     RUN = ROUTES | SAMPLE | CMD_PERPLEXITY | CMD_EVAL, /* commands that run a model */
-    ALL = RUN | CMD_TOKENIZE | CMD_QUANTIZE | CMD_BENCH | CMD_TRAIN,
+    ALL = RUN | CMD_TOKENIZE | CMD_QUANTIZE | CMD_MERGE | CMD_BENCH | CMD_TRAIN,
     LOGGED = ALL | CMD_KEY | CMD_PULL | CMD_MODELS,
     MEASURED = RUN | CMD_BENCH,
     COMPUTED = MEASURED | CMD_TRAIN,
@@ -233,6 +233,8 @@ static const struct setting_option table[] = {
     {"json", "Evaluation", SETTING_STRING, AT(json_file), NULL, 0, 0, NULL, CMD_EVAL, true, "FILE",
      "write all scores as one JSON object"},
 
+    {"adapter", "Input", SETTING_STRING, AT(adapter), NULL, 0, 0, NULL, CMD_MERGE, true, "DIR",
+     "the LoRA adapter to add to the weights, a PEFT directory or ORG/NAME on the hub"},
     {"calibrate", "Input", SETTING_STRING, AT(calibrate), NULL, 0, 0, NULL, CMD_QUANTIZE, true, "FILE",
      "choose the weights so that the model's answers to this text change least (\"self\": to text it writes itself)"},
 
@@ -278,12 +280,15 @@ static const struct setting_option table[] = {
     {"priority-max", "Key", SETTING_INT, AT(priority_max), "0", -2147483647, 2147483647, NULL, CMD_KEY, true, "N",
      "the most urgent priority it may ask for (lower is more urgent); without it, any"},
 
-    {"out", "Output", SETTING_STRING, AT(out), NULL, 0, 0, NULL, CMD_QUANTIZE | CMD_TRAIN, true, "DIR",
+    {"out", "Output", SETTING_STRING, AT(out), NULL, 0, 0, NULL, CMD_QUANTIZE | CMD_MERGE | CMD_TRAIN, true, "DIR",
      "directory to write, or GGUF file; must not hold a model yet"},
     {"type", "Output", SETTING_CHOICE, AT(type), "int8", 0, 0, "int8|int4|nf4|q8_0|q4_0", CMD_QUANTIZE, true, "TYPE",
      "weight type; q8_0 and q4_0 are written as a GGUF file"},
-    {"format", "Output", SETTING_CHOICE, AT(file_format), "auto", 0, 0, "auto|safetensors|gguf", CMD_QUANTIZE, true,
-     "FORMAT", "of the file: gguf holds q8_0 (the default there) or q4_0; auto: what the type needs"},
+    {"type", "Output", SETTING_CHOICE, AT(merge_type), "auto", 0, 0, "auto|f32|bf16|f16|q8_0|q4_0", CMD_MERGE, true,
+     "TYPE", "weight type; auto: the model's own; q8_0 and q4_0 are written as a GGUF file"},
+    {"format", "Output", SETTING_CHOICE, AT(file_format), "auto", 0, 0, "auto|safetensors|gguf",
+     CMD_QUANTIZE | CMD_MERGE, true, "FORMAT",
+     "of the file: gguf holds q8_0 (the default there) or q4_0; auto: what the type needs"},
     {"layout", "Output", SETTING_CHOICE, AT(layout), "packed", 0, 0, "packed|canonical", CMD_QUANTIZE, true, "LAYOUT",
      "packed for the cpu device, which maps it: starts at once, shared by processes; canonical is for any device"},
     {"json", "Output", SETTING_BOOL, AT(json), "false", 0, 0, NULL,

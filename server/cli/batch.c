@@ -128,7 +128,7 @@ static int report(const struct offline *o)
     if (o->line_open) fputs("\r\033[K", stderr);
     if (o->end == BATCH_FAILED) return cmd_fail(&o->e);
     if (!o->begun) return EXIT_STOPPED;
-    fprintf(stderr, "%s: %d of %d lines are answered, %d of them with an error; %d in %.1f s\n", o->out,
+    fprintf(stderr, "%s: %d of %d lines are answered, %d of them with an error; %d in %.2f s\n", o->out,
             o->now.good + o->now.bad, o->now.total, o->now.bad, here, seconds);
     if (o->end == BATCH_COMPLETED) return 0;
     fprintf(stderr, "the same command goes on with the rest\n");

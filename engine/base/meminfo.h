@@ -7,4 +7,9 @@
 /* Bytes that this process can still allocate: what the kernel reports as available, or less under a cgroup limit. */
 size_t memory_available(void);
 
+/* Resident bytes of this process at their highest; 0: unknown. */
+size_t memory_peak(void);
+/* Lets memory_peak start again from what is resident now, where the kernel permits it. */
+void memory_peak_forget(void);
+
 #endif

@@ -8,16 +8,15 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/base/meminfo.h"
 #include "engine/serve/manual_step.h"
 #include "kernels/rng.h"
 #include "kernels/trace.h"
 
-#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { DEFAULT_PROMPT = 512, DEFAULT_GENERATE = 64, WARM_UP = 64, PAGES_MAX = 1 << 24 };
 
@@ -44,30 +43,6 @@ struct bench {
     int n_times;
     struct trace_count sum[TRACE_COUNT]; /* of the timed steps */
 };
-
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
-
-static size_t resident(const char *name)
-{
-    char line[128];
-    unsigned long long kib = 0;
-    size_t n = strlen(name);
-    FILE *f = fopen("/proc/self/status", "r");
-    while (f && fgets(line, sizeof line, f))
-        if (strncmp(line, name, n) == 0 && sscanf(line + n, "%llu", &kib) == 1) break;
-    if (f) fclose(f);
-    return (size_t)kib * 1024;
-}
-
-/* Resets the peak (proc(5), clear_refs), which would otherwise include the buffer of the ceilings. */
-static void forget_peak(void)
-{
-    int fd = open("/proc/self/clear_refs", O_WRONLY | O_CLOEXEC);
-    if (fd < 0) return;
-    ssize_t n = write(fd, "5", 1);
-    (void)n; /* not permitted: the peak stays an upper bound */
-    close(fd);
-}
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
@@ -121,7 +96,7 @@ struct bench *bench_open(const struct bench_config *c, struct err *e)
         return NULL;
     }
     int chunks = (b->prompt + b->info->max_batch_tokens - 1) / b->info->max_batch_tokens;
-    b->load_peak = resident("VmHWM:");
+    b->load_peak = memory_peak();
     b->ids = mem_array((size_t)b->prompt, sizeof *b->ids);
     b->slots = mem_array((size_t)c->max_batch, sizeof *b->slots);
     b->times = mem_array((size_t)c->repeat * (size_t)(b->generate > chunks ? b->generate : chunks), sizeof *b->times);
@@ -162,7 +137,7 @@ size_t bench_load_peak(const struct bench *b)
 int bench_ceilings(struct bench *b, struct ceilings *out, struct err *e)
 {
     int rc = bench_measure(engine_setup(b->g)->model.d, out, e);
-    forget_peak();
+    memory_peak_forget(); /* it would include the buffer of the ceilings */
     return rc;
 }
 
@@ -326,7 +301,7 @@ static void fill_result(struct bench *b, struct bench_result *r)
     double bytes = lin->bytes + gate_up->bytes + head->bytes + up->bytes + down->bytes;
     r->work = (struct bench_work){macs / n, attn->macs / n, bytes / n, attn->bytes / n};
     fill_ops(b, whole, r);
-    r->peak_bytes = resident("VmHWM:");
+    r->peak_bytes = memory_peak();
 }
 
 int bench_run(struct bench *b, enum bench_phase phase, int batch, struct bench_result *r, struct err *e)

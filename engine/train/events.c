@@ -1,9 +1,14 @@
 /* Events of a trainer, and its device errors. */
+#include "engine/base/clock.h"
+#include "engine/base/meminfo.h"
 #include "engine/train/train_state.h"
+#include "kernels/trace.h"
 
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+
+enum { PEAKS_NS = 1000000000 }; /* reading the host's takes longer than a short step should */
 
 struct train_event train_event_of(const struct train *t, enum train_event_kind kind)
 {
@@ -22,16 +27,37 @@ struct train_event train_event_of(const struct train *t, enum train_event_kind k
         .tokens = s->tokens,
         .trained_tokens = s->trained,
         .seconds = s->seconds,
-        .eta_s = t->run_steps ? t->run_seconds / (double)t->run_steps * (double)(total - s->step) : NAN,
+        .eta_s = t->usage.steps ? t->usage.seconds / (double)t->usage.steps * (double)(total - s->step) : NAN,
         .skipped = s->skipped,
         .eval_loss = NAN,
         .eval_accuracy = NAN,
         .plan = &t->plan,
+        .usage = t->usage,
     };
+}
+
+const char *train_part_name(enum train_part p)
+{
+    static const char *const names[] = {"data", "forward", "backward", "optimizer", "wait", "other"};
+    return names[p];
+}
+
+void train_note_peaks(struct train *t, bool now)
+{
+    struct dev_memory m;
+    uint64_t at = clock_now();
+    if (!dev_host_memory(t->d) && t->d->ops->memory) {
+        t->d->ops->memory(t->d, &m);
+        if (m.used > t->usage.device_peak) t->usage.device_peak = m.used;
+    }
+    if (!now && t->usage.host_peak && at - t->peaks_at < PEAKS_NS) return;
+    t->usage.host_peak = memory_peak();
+    t->peaks_at = at;
 }
 
 void train_emit(struct train *t, enum train_event_kind kind, const char *text)
 {
+    train_note_peaks(t, true);
     struct train_event e = train_event_of(t, kind);
     e.text = text;
     t->fn(t->arg, &e);

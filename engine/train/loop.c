@@ -5,6 +5,7 @@
 #include "kernels/rng.h"
 
 #include <math.h>
+#include <string.h>
 
 enum {
     STREAM_DROPOUT = 11, /* random stream of the seed */
@@ -28,7 +29,7 @@ static enum outcome asked(struct train *t)
 
 struct sums {
     double loss; /* sum over all targets */
-    int64_t hits, targets, tokens;
+    int64_t hits, targets, tokens, rows, micro_batches;
 };
 
 /* Runs the micro-batches of a step; with back also computes the gradients of the mean loss over the step's targets. */
@@ -41,7 +42,9 @@ static enum outcome run_step(struct train *t, struct train_rows *rows, int64_t s
         enum outcome o = asked(t);
         if (o != GO_ON) return o;
         micro_fill(&t->micro, rows, &b, i, (uint64_t)tokens);
+        step_clock_read(t->tm.clock, TRAIN_DATA);
         struct train_loss l = train_model_run(&t->tm, &t->micro, back, (float)(1 / (double)targets));
+        step_clock_read(t->tm.clock, TRAIN_BACKWARD);
         if (train_device_failed(t, e)) return FAILED;
         sum->loss += l.sum;
         sum->hits += l.hits;
@@ -49,6 +52,8 @@ static enum outcome run_step(struct train *t, struct train_rows *rows, int64_t s
     }
     sum->targets += targets;
     sum->tokens += tokens;
+    sum->rows += b.n_rows;
+    sum->micro_batches += b.n_micro;
     return GO_ON;
 }
 
@@ -77,6 +82,7 @@ static enum outcome go_back(struct train *t, struct err *e)
                 BAD_IN_A_ROW, *where ? ": " : "", where);
         return FAILED;
     }
+    if (!t->ckpt_dir) return err_set(e, ERR_INVALID, "%d steps in a row without a finite loss", BAD_IN_A_ROW), FAILED;
     scheduler_gate_leave(t->gate); /* while the checkpoint is read */
     if (train_load(t, was.good, e)) return FAILED;
     if (t->saved < 0) return err_set(e, ERR_IO, "the checkpoint of step %lld is gone", (long long)was.good), FAILED;
@@ -114,36 +120,61 @@ static void update(struct train *t, double rate, double norm)
     if (!t->lora_method) train_full_use(&t->full, &t->o, t->o.p);
 }
 
+/* The step is done: its time and its work. */
+static double count_step(struct train *t, const struct sums *sum)
+{
+    struct train_usage *u = &t->usage;
+    double took = step_clock_end(&t->clock);
+    for (int i = 0; i < TRAIN_PARTS; i++) u->part[i] += t->clock.part[i];
+    u->seconds += took;
+    u->steps++;
+    u->micro_batches += sum->micro_batches;
+    u->rows += sum->rows;
+    u->tokens += sum->tokens;
+    train_note_peaks(t, false);
+    return took;
+}
+
+static enum outcome compute_step(struct train *t, struct sums *sum, struct err *e)
+{
+    optim_zero_grad(&t->o);
+    step_clock_read(&t->clock, TRAIN_OPTIMIZER);
+    t->tm.clock = &t->clock;
+    enum outcome o = run_step(t, &t->rows, t->st.step, true, sum, e);
+    t->tm.clock = NULL; /* evaluations are not part of steps */
+    return o;
+}
+
 static enum outcome train_step(struct train *t, struct err *e)
 {
-    uint64_t start = clock_now();
     struct sums sum = {0};
+    step_clock_start(&t->clock);
     t->tm.dropout_seed = rng_at(t->p.seed, (uint64_t)STREAM_DROPOUT << 48 | (uint64_t)t->st.step);
-    optim_zero_grad(&t->o);
-    enum outcome o = run_step(t, &t->rows, t->st.step, true, &sum, e);
+    enum outcome o = compute_step(t, &sum, e);
     if (o != GO_ON) return o;
     double norm = optim_grad_norm(&t->o), loss = sum.loss / (double)sum.targets;
     double rate = optim_rate(&t->p, t->st.step, t->plan.steps) * t->st.rate_scale;
     bool good = isfinite(loss) && isfinite(norm);
     if (train_device_failed(t, e)) return FAILED;
     if (good) update(t, rate, norm);
+    step_clock_read(&t->clock, TRAIN_OPTIMIZER);
     if (train_device_failed(t, e)) return FAILED;
 
-    double took = (double)(clock_now() - start) * 1e-9;
+    double took = count_step(t, &sum);
     t->st.step++;
     t->st.tokens += sum.tokens;
     t->st.trained += sum.targets;
     t->st.seconds += took;
     t->st.bad = good ? 0 : t->st.bad + 1;
     t->st.skipped += !good;
-    t->run_seconds += took;
-    t->run_steps++;
     struct train_event ev = train_event_of(t, TRAIN_STEP);
     ev.loss = loss;
     ev.accuracy = (double)sum.hits / (double)sum.targets;
     ev.grad_norm = norm;
     ev.learning_rate = rate;
     ev.tokens_per_s = (double)sum.tokens / took;
+    ev.rows_per_s = (double)sum.rows / took;
+    memcpy(ev.part, t->clock.part, sizeof ev.part);
     t->fn(t->arg, &ev);
     if (good) {
         look_at_norm(t, norm);
@@ -211,25 +242,41 @@ static bool good_due(const struct train *t, bool evaluated)
 {
     int64_t every = t->p.save_steps, part = t->plan.steps / GOOD_PARTS;
     if (!every) every = part < GOOD_LEAST ? GOOD_LEAST : part > GOOD_MOST ? GOOD_MOST : part;
-    if (t->st.bad || t->st.good == t->st.step) return false; /* bad: the checkpoint from before must remain */
+    if (t->st.bad || t->st.good == t->st.step || !t->ckpt_dir)
+        return false; /* bad: the checkpoint from before must remain */
     return evaluated || t->st.step % every == 0;
 }
 
 static bool save_due(const struct train *t)
 {
-    if (t->saved == t->st.step) return false;
+    if (t->saved == t->st.step || !t->ckpt_dir) return false;
     if (t->saved < 0 || at_end(t)) return true;
     return !t->st.bad && !t->p.save_steps && clock_now() - t->saved_at >= SAVE_SECONDS * 1000000000ull;
+}
+
+static double seconds_since(uint64_t start)
+{
+    return (double)(clock_now() - start) * 1e-9;
+}
+
+static int save(struct train *t, struct err *e)
+{
+    uint64_t start = clock_now();
+    int rc = train_save(t, e);
+    t->usage.checkpoint_seconds += seconds_since(start);
+    return rc;
 }
 
 static enum outcome loop(struct train *t, struct err *e)
 {
     for (;;) {
         bool due = eval_due(t);
+        uint64_t start = clock_now();
         enum outcome o = due ? evaluate(t, e) : GO_ON;
+        if (due) t->usage.eval_seconds += seconds_since(start);
         bool good = o == GO_ON && good_due(t, due);
         if (good) t->st.good = t->st.step;
-        if (o == GO_ON && (good || save_due(t)) && train_save(t, e)) return FAILED;
+        if (o == GO_ON && (good || save_due(t)) && save(t, e)) return FAILED;
         if (o == GO_ON && at_end(t)) return DONE;
         if (o == GO_ON) o = asked(t);
         if (o == GO_ON) o = train_step(t, e);
@@ -248,10 +295,10 @@ void train_run(struct train *t, train_event_fn *fn, void *arg)
     if (t->resumed) train_emit(t, TRAIN_RESUMED, NULL);
     enum outcome o = loop(t, &e);
     train_emit_warnings(t);
-    if ((o == PAUSED || o == CANCELLED) && t->saved != t->st.step && train_save(t, &e)) o = FAILED;
+    if ((o == PAUSED || o == CANCELLED) && t->ckpt_dir && t->saved != t->st.step && save(t, &e)) o = FAILED;
     scheduler_gate_leave(t->gate);
     if (o == DONE && train_write_result(t, &e)) o = FAILED;
-    if (o == DONE) ckpt_prune(t->ckpt_dir, 1, -1);
+    if (o == DONE && t->ckpt_dir) ckpt_prune(t->ckpt_dir, 1, -1);
     train_emit(t,
                o == DONE                           ? TRAIN_SUCCEEDED
                : o == PAUSED                       ? TRAIN_PAUSED

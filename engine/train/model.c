@@ -605,13 +605,12 @@ static void upload(struct train_model *m, const struct micro *b, float scale)
 
 static void backward(struct train_model *m, struct mat dx)
 {
-    const struct mat none = {0};
     int last = m->c->layers - 1;
     if (m->watch) m->watch->back = true;
     for (int l = last; l >= m->lowest; l--) {
         const struct kept *k = &m->kept[m->recompute ? 0 : l];
         struct mat x = layer_input(m, l);
-        if (m->recompute && l < last) layer_forward(m, l, k, x, none);
+        if (m->recompute && l < last) layer_forward(m, l, k, x, (struct mat){0});
         layer_back(m, l, k, x, dx, m->recompute);
     }
     if (!m->grads) return;
@@ -636,12 +635,14 @@ struct train_loss train_model_run(struct train_model *m, const struct micro *b, 
     drop_branch(m, m->c->layers, ATTENTION, layer_input(m, 0));
     for (int l = 0; l < m->c->layers; l++)
         layer_forward(m, l, &m->kept[m->recompute ? 0 : l], layer_input(m, l), layer_input(m, l + 1));
+    step_clock_read(m->clock, TRAIN_FORWARD);
     struct mat dx = here(m, m->dx);
     if (back) chunked_zero(chunks_of(m), dx);
     for (int from = 0, n; from < b->n_targets; from += n) {
         n = b->n_targets - from < m->head_rows ? b->n_targets - from : m->head_rows;
         head(m, from, n, back, dx);
     }
+    step_clock_divide(m->clock, TRAIN_FORWARD, !back ? 1 : m->grads ? 1.0 / 3 : 0.5, TRAIN_BACKWARD);
     if (back) backward(m, dx);
     return read_loss(m);
 }

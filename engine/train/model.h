@@ -21,6 +21,7 @@
 #include "engine/train/op_watch.h"
 #include "engine/train/scheduler_gate.h"
 #include "engine/train/site.h"
+#include "engine/train/step_clock.h"
 #include "kernels/ops.h"
 
 #include <stdbool.h>
@@ -60,10 +61,11 @@ struct train_model {
     const struct site *site;         /* (layers, LORA_GEMMS), or NULL */
     const struct model_grads *grads; /* or NULL */
     float dropout;                   /* on the sites' inputs, one mask for all parts of a site */
-    float residual_dropout; /* on the outputs of attention and feed-forward and on embeddings; only without sites */
-    uint64_t dropout_seed;  /* of this step */
-    struct op_watch *watch; /* sees what each op wrote; NULL: none */
-    bool half;              /* gemms may round to bf16 */
+    float residual_dropout;   /* on the outputs of attention and feed-forward and on embeddings; only without sites */
+    uint64_t dropout_seed;    /* of this step */
+    struct step_clock *clock; /* measures the passes; NULL: none */
+    struct op_watch *watch;   /* sees what each op wrote; NULL: none */
+    bool half;                /* gemms may round to bf16 */
     bool recompute;
     int max_tokens;
 

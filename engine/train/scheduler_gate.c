@@ -47,6 +47,7 @@ struct scheduler_gate {
     /* used by the trainer thread only */
     struct dev_error error;
     bool inside;
+    uint64_t waited;         /* ns in wait_outside, in all */
     double rate[WORK_KINDS]; /* cost per ns */
     double least_ns;         /* shortest chunk of an op */
     double cost;             /* of the op issued last; 0: not declared */
@@ -181,8 +182,20 @@ void scheduler_gate_pass(struct scheduler_gate *g)
         g->inside = false;
     }
     if (g->inside) return;
+    uint64_t out = clock_now();
     wait_outside(g);
     g->passed = clock_now();
+    g->waited += g->passed - out;
+}
+
+uint64_t scheduler_gate_waited(const struct scheduler_gate *g)
+{
+    return g ? g->waited : 0;
+}
+
+bool scheduler_gate_inside(const struct scheduler_gate *g)
+{
+    return !g || g->inside;
 }
 
 double scheduler_gate_max_cost(struct scheduler_gate *g, enum train_work work)

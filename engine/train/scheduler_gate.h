@@ -20,6 +20,10 @@ void scheduler_gate_free(struct scheduler_gate *);
 
 /* ---- trainer thread; a NULL gate is always open ---- */
 
+/* Nanoseconds that scheduler_gate_pass has blocked so far, in all. */
+uint64_t scheduler_gate_waited(const struct scheduler_gate *);
+/* Whether the trainer has the device now. */
+bool scheduler_gate_inside(const struct scheduler_gate *);
 /* Blocks until the trainer may issue one more op.  On an asynchronous device it also waits for the queued ops at the
  * end of a time slice, and within one when the queue has grown too long. */
 void scheduler_gate_pass(struct scheduler_gate *);

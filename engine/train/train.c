@@ -105,7 +105,7 @@ static int open_all(struct train *t, struct err *e)
     t->st = (struct train_state){.good = -1, .evaluated = -1, .best_step = -1, .rate_scale = 1};
     if (train_device_failed(t, e))
         return e->code; /* an error while downloading the parameters makes the hash meaningless */
-    rc = train_load(t, INT64_MAX, e);
+    if (t->ckpt_dir) rc = train_load(t, INT64_MAX, e);
     scheduler_gate_leave(t->gate);
     t->resumed = t->saved >= 0;
     return rc;
@@ -126,6 +126,7 @@ static struct train *train_new(const struct train_job *job, struct model *m, str
     t->job.model_dir = copy_text(job->model_dir);
     t->job.dir = copy_text(job->dir);
     t->job.out = copy_text(job->out);
+    t->clock = (struct step_clock){.d = m->d, .gate = gate};
     t->ckpt_dir = job->dir ? file_join(job->dir, "checkpoints") : NULL;
     t->bf16_x = m->d->bf16_x;
     return t;

@@ -81,7 +81,7 @@ struct train_job {
     const char *from;                  /* an adapter directory to continue training; NULL */
     const char *base_name;             /* base_model_name_or_path in the adapter's configuration */
     const char *model_dir; /* full: the base's directory, whose configuration and tokenizer are copied; NULL: none */
-    const char *dir;       /* the job's directory, with checkpoints/; created when missing */
+    const char *dir;       /* the job's directory, with checkpoints/; created when missing; NULL: none are written */
     const char *out; /* directory of the result: an adapter (full: a model), renamed into place at the end; NULL: none.
                         With evaluation the result is the best evaluated state, else the last. */
     bool (*stop)(void *arg); /* polled while the job is planned, which takes seconds for many rows and epochs; true:
@@ -107,6 +107,29 @@ enum train_event_kind {
     TRAIN_SUCCEEDED /* the last event; the thread ends.  FAILED and LOST: text says why */
 };
 
+/* The parts of a step.  Docs: docs/training.md, "Where the time goes". */
+enum train_part {
+    TRAIN_DATA,      /* choosing the rows and filling the arrays of micro-batches */
+    TRAIN_FORWARD,   /* to the loss */
+    TRAIN_BACKWARD,  /* recomputed activations included */
+    TRAIN_OPTIMIZER, /* clearing the gradients, their norm, the update */
+    TRAIN_WAIT,      /* standing at the gate, while serving has the device */
+    TRAIN_OTHER,
+    TRAIN_PARTS
+};
+const char *train_part_name(enum train_part); /* "data", "forward", "backward", "optimizer", "wait", "other" */
+
+/* What a job used since this run of it began: a job that resumes starts at zero. */
+struct train_usage {
+    int64_t steps, micro_batches, rows, tokens;
+    double seconds;                          /* of the steps */
+    double part[TRAIN_PARTS];                /* the same, by part */
+    double eval_seconds, checkpoint_seconds; /* beside the steps */
+    size_t host_peak;                        /* resident bytes of the process at their highest */
+    size_t device_peak; /* bytes allocated on a device with its own memory at their highest, serving's included; 0: the
+                           device uses the host's */
+};
+
 struct train_plan {
     int64_t steps, rows, eval_rows, tokens_per_epoch, trained_tokens_per_epoch;
     size_t weight_bytes, trainable, state_bytes, activation_bytes; /* trainable: parameters */
@@ -121,12 +144,15 @@ struct train_event {
     double accuracy;  /* of next-token prediction, teacher-forced */
     double grad_norm; /* before clipping */
     double learning_rate;
-    double tokens_per_s;            /* all tokens of the step, over its wall time */
+    double tokens_per_s; /* all tokens of the step, over its wall time */
+    double rows_per_s;
+    double part[TRAIN_PARTS];       /* seconds of the step by part; STEP only */
     int64_t tokens, trained_tokens; /* so far */
     double seconds, eta_s; /* training time so far, including earlier runs; estimated remaining time, NAN: unknown */
     int64_t skipped;       /* steps skipped so far for a non-finite loss or gradient */
     double eval_loss, eval_accuracy;
     bool best; /* the best evaluation so far */
+    struct train_usage usage;
     const struct train_plan *plan;
     const char *text;
 };

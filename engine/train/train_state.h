@@ -13,6 +13,7 @@
 #include "engine/train/params.h"
 #include "engine/train/rows.h"
 #include "engine/train/scheduler_gate.h"
+#include "engine/train/step_clock.h"
 #include "engine/train/train.h"
 
 #include <stdatomic.h>
@@ -67,8 +68,9 @@ struct train {
 
     train_event_fn *fn;
     void *arg;
-    double run_seconds; /* duration of this run's steps */
-    int64_t run_steps;
+    struct step_clock clock;
+    struct train_usage usage;
+    uint64_t peaks_at; /* clock, when the peaks were last read */
     int norm_warnings;
     struct buf where;   /* of the last step that was replayed, what train_locate found; owned */
     int64_t where_step; /* that step; -1: none */
@@ -89,6 +91,8 @@ bool train_device_failed(struct train *, struct err *);
  * appends where the first such value is: layer, pass, op, tensor, and the line of the row in the data.  The gradients
  * are overwritten.  @return whether it was found. */
 bool train_locate(struct train *, int64_t step, struct buf *out);
+/* Reads the peaks of memory into t->usage, at most once a second unless `now`. */
+void train_note_peaks(struct train *, bool now);
 
 /* save.c */
 struct op_chunks train_chunks(const struct train *);

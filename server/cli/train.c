@@ -213,6 +213,7 @@ static int train(const struct settings *s, const struct train_params *params)
     if (o) {
         struct train_progress progress;
         train_progress_init(&progress, stderr, isatty(STDERR_FILENO));
+        progress.cost_per_hour = s->cost_per_hour;
         show_report(s->data, train_offline_report(o, false));
         show_report(s->eval_data, train_offline_report(o, true));
         running = train_offline_train(o);

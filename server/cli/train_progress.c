@@ -93,6 +93,39 @@ static void show_plan(FILE *out, const struct train_plan *p)
         (double)p->activation_bytes / MIB, p->recompute ? " (computed again on the way back)" : "");
 }
 
+void train_summary_text(struct buf *out, const struct train_progress *p, const struct train_usage *u)
+{
+    const double GIB = 1024.0 * 1024 * 1024;
+    double all = u->seconds + u->eval_seconds + u->checkpoint_seconds;
+    char time[32], part[32];
+    if (u->steps < 1 || u->seconds <= 0) return;
+    train_time_text(all, time);
+    buf_printf(out, "summary: %lld steps in %s: %.0f tokens/s, %.1f rows/s, %.0f tokens a step", (long long)u->steps,
+               time, (double)u->tokens / u->seconds, (double)u->rows / u->seconds,
+               (double)u->tokens / (double)u->steps);
+    if (u->eval_seconds > 0) train_time_text(u->eval_seconds, part), buf_printf(out, "; evaluations %s", part);
+    if (u->checkpoint_seconds >= 0.5)
+        train_time_text(u->checkpoint_seconds, part), buf_printf(out, "; checkpoints %s", part);
+    buf_str(out, "\ntime of a step:");
+    for (int i = 0; i < TRAIN_PARTS; i++)
+        buf_printf(out, "%s %s %.1f %%", i ? "," : "", train_part_name((enum train_part)i),
+                   100 * u->part[i] / u->seconds);
+    buf_printf(out, "\nmemory at most: %.2f GiB of the host", (double)u->host_peak / GIB);
+    if (u->device_peak) buf_printf(out, ", %.2f GiB of the device", (double)u->device_peak / GIB);
+    buf_char(out, '\n');
+    if (isfinite(p->best_loss)) buf_printf(out, "best evaluation: loss %.4f\n", p->best_loss);
+    if (p->cost_per_hour > 0)
+        buf_printf(out, "cost: %.4g at %g an hour\n", all / 3600 * p->cost_per_hour, p->cost_per_hour);
+}
+
+static void show_summary(struct train_progress *p, const struct train_event *e)
+{
+    struct buf text = {0};
+    train_summary_text(&text, p, &e->usage);
+    if (text.len) fputs(text.data, p->out);
+    buf_free(&text);
+}
+
 void train_progress_show(struct train_progress *p, const struct train_event *e)
 {
     p->last = e->kind;
@@ -113,6 +146,8 @@ void train_progress_show(struct train_progress *p, const struct train_event *e)
         fprintf(p->out, "step %lld: evaluation: loss %.4f, perplexity %.3f, accuracy %.3f%s\n", (long long)e->step,
                 e->eval_loss, exp(e->eval_loss), e->eval_accuracy, e->best ? ", the best so far" : "");
         break;
+    case TRAIN_SUCCEEDED:
+    case TRAIN_PAUSED: show_summary(p, e); break;
     default: break;
     }
 }

@@ -2,6 +2,7 @@
 #ifndef TANDEM_SERVER_CLI_TRAIN_PROGRESS_H
 #define TANDEM_SERVER_CLI_TRAIN_PROGRESS_H
 
+#include "engine/base/buf.h"
 #include "engine/train/train.h"
 
 #include <stdio.h>
@@ -14,12 +15,16 @@ struct train_progress {
     uint64_t printed_at;
     double loss; /* smoothed over some steps; NAN before the first */
     enum train_event_kind last;
-    char text[512]; /* of the last event that had one */
-    double eval_loss, best_loss;
+    char text[512];              /* of the last event that had one */
+    double eval_loss, best_loss; /* NAN: none */
+    double cost_per_hour;        /* for the summary; 0: not shown */
 };
 
 void train_progress_init(struct train_progress *, FILE *out, bool bar);
 void train_progress_show(struct train_progress *, const struct train_event *);
+
+/* Appends what a job of this run took, by part, as lines; nothing without a step. */
+void train_summary_text(struct buf *out, const struct train_progress *, const struct train_usage *);
 
 /* "3 s", "12:05", "3:00:12" */
 void train_time_text(double seconds, char out[32]);

@@ -74,6 +74,7 @@ struct settings {
     char *adapter, *prompt, *system, *text, *file, *ids, *out, *type, *merge_type, *file_format, *layout, *calibrate,
         *batch, *ops;
     char *method, *data, *eval_data, *format, *from;
+    double cost_per_hour;
     bool json, kl, ignore_eos, special, train_on_prompt, keep_duplicates, ready;
     int max_new_tokens, top_n, top_k, window, prompt_tokens, generate_tokens, repeat;
     double temperature, top_p, typical_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, within;

@@ -262,6 +262,8 @@ static const struct setting_option table[] = {
      "go on from this adapter instead of a new one"},
     {"train-on-prompt", "Training", SETTING_BOOL, AT(train_on_prompt), "false", 0, 0, NULL, CMD_TRAIN, true, NULL,
      "learn prompts too, not only completions and the assistant's turns"},
+    {"cost-per-hour", "Training", SETTING_NUMBER, AT(cost_per_hour), "0", 0, 1e6, NULL, CMD_TRAIN, true, "PRICE",
+     "what an hour of this machine costs: the summary at the end says what the job cost; 0: not shown"},
     {"keep-duplicates", "Training", SETTING_BOOL, AT(keep_duplicates), "false", 0, 0, NULL, CMD_TRAIN, true, NULL,
      "keep rows that occur again"},
 

@@ -27,6 +27,7 @@ struct event_work {
     struct run *run;
     struct train_event ev; /* its plan and text are copied to the buffers below */
     struct buf data, message, extra;
+    struct buf usage; /* the job's so far, as JSON */
     const char *kind, *level;
     /* a final state */
     bool final;
@@ -79,8 +80,18 @@ static void board_step(struct event_work *w, struct db *db)
         {"train/grad_norm", w->ev.grad_norm},
         {"train/learning_rate", w->ev.learning_rate},
         {"train/tokens_per_second", w->ev.tokens_per_s},
+        {"train/rows_per_second", w->ev.rows_per_s},
+        {"time/data", w->ev.part[TRAIN_DATA]},
+        {"time/forward", w->ev.part[TRAIN_FORWARD]},
+        {"time/backward", w->ev.part[TRAIN_BACKWARD]},
+        {"time/optimizer", w->ev.part[TRAIN_OPTIMIZER]},
+        {"time/wait", w->ev.part[TRAIN_WAIT]},
+        {"time/other", w->ev.part[TRAIN_OTHER]},
+        {"memory/host_peak_bytes", (double)w->ev.usage.host_peak},
+        {"memory/device_peak_bytes", (double)w->ev.usage.device_peak}, /* last: 0 without such a device */
     };
-    board_add(w, db, v, sizeof v / sizeof *v);
+    size_t n = sizeof v / sizeof *v;
+    board_add(w, db, v, w->ev.usage.device_peak ? n : n - 1);
 }
 
 static void board_close(struct run *r)
@@ -94,7 +105,7 @@ static void store_step(struct event_work *w, struct db *db)
 {
     struct run *r = w->run;
     struct buf last = {0};
-    buf_printf(&last, "{%s}", w->extra.data);
+    buf_printf(&last, "{%s,\"usage\":%s}", w->extra.data, w->usage.data);
     db_run(db, "UPDATE jobs SET step = ?, steps = ?, last = ?, phase = 'training' WHERE seq = ?", "iiti", w->ev.step,
            w->ev.steps, last.data, r->seq);
     buf_free(&last);
@@ -227,7 +238,11 @@ static int on_run(struct store_work *work, struct db *db)
         board_close(r);
         add_event(w, db, -1);
     } else if (w->ev.kind == TRAIN_SUCCEEDED) {
-        db_run(db, "UPDATE jobs SET phase = 'publishing' WHERE seq = ?", "i", r->seq);
+        db_run(db,
+               "UPDATE jobs SET phase = 'publishing', last = coalesce(json_set(last, '$.usage', json(?)), last)"
+               " WHERE seq = ?",
+               "ti", w->usage.data, r->seq);
+        if (w->message.len) add_event(w, db, -1);
     } else {
         if (w->ev.kind == TRAIN_PLAN) {
             struct buf plan = {0};
@@ -265,6 +280,7 @@ static void event_free(struct event_work *w)
     buf_free(&w->data);
     buf_free(&w->message);
     buf_free(&w->extra);
+    buf_free(&w->usage);
     free(w);
 }
 
@@ -361,6 +377,9 @@ static void put_step(struct event_work *w)
     put_number(d, "grad_norm", ev->grad_norm);
     put_number(d, "learning_rate", ev->learning_rate);
     put_number(d, "tokens_per_s", ev->tokens_per_s);
+    put_number(d, "rows_per_s", ev->rows_per_s);
+    buf_str(d, ",\"step_seconds\":");
+    job_put_parts(d, ev->part);
     put_number(d, "tokens", (double)ev->tokens);
     put_number(d, "trained_tokens", (double)ev->trained_tokens);
     put_number(d, "elapsed_s", ev->seconds);
@@ -373,6 +392,21 @@ static void put_step(struct event_work *w)
     put_number(d, "percent", round(progress * 1000) / 10);
     buf_printf(d, ",%s", w->extra.data);
     buf_printf(&w->message, "Step %lld/%lld: training loss=%.4g", (long long)ev->step, (long long)ev->steps, ev->loss);
+}
+
+/* The closing summary, as a line of the log. */
+static void put_summary(struct event_work *w)
+{
+    const struct train_usage *u = &w->ev.usage;
+    if (u->steps < 1 || u->seconds <= 0) return;
+    buf_printf(&w->message, "Trained %lld steps in %.1f s: %.0f tokens/s, %.1f rows/s; a step is", (long long)u->steps,
+               u->seconds, (double)u->tokens / u->seconds, (double)u->rows / u->seconds);
+    for (int i = 0; i < TRAIN_PARTS; i++)
+        buf_printf(&w->message, "%s %s %.1f %%", i ? "," : "", train_part_name((enum train_part)i),
+                   100 * u->part[i] / u->seconds);
+    buf_printf(&w->message, "; at most %.2f GiB of the host", (double)u->host_peak / 0x1p30);
+    if (u->device_peak) buf_printf(&w->message, ", %.2f GiB of the device", (double)u->device_peak / 0x1p30);
+    buf_printf(&w->data, "\"usage\":%s", w->usage.data);
 }
 
 static void put_eval(struct event_work *w)
@@ -436,6 +470,7 @@ void run_on_event(void *arg, const struct train_event *ev)
     if (ev->kind == TRAIN_STEP && store_waiting(r->app->store) > PENDING_MAX) return;
     struct event_work *w = event_new(r, kinds[ev->kind].kind, kinds[ev->kind].level);
     w->ev = *ev;
+    job_put_usage(&w->usage, &ev->usage);
     switch (ev->kind) {
     case TRAIN_PLAN: put_plan(w, ev->plan); break;
     case TRAIN_STEP: put_step(w); break;
@@ -454,6 +489,7 @@ void run_on_event(void *arg, const struct train_event *ev)
         buf_printf(&w->message, "The device was lost (%s); the job goes on from its last checkpoint in a new process",
                    ev->text ? ev->text : "");
         break;
+    case TRAIN_SUCCEEDED: put_summary(w); break;
     case TRAIN_PAUSED: buf_printf(&w->message, "Stopped at step %lld", (long long)ev->step); break;
     default: buf_str(&w->message, ev->text ? ev->text : "");
     }

@@ -39,3 +39,43 @@ void job_put_plan(struct buf *d, const struct train_plan *p)
     put_number(d, "activation_bytes", (double)p->activation_bytes);
     buf_printf(d, ",\"recompute\":%s", p->recompute ? "true" : "false");
 }
+
+void job_put_parts(struct buf *b, const double part[TRAIN_PARTS])
+{
+    for (int i = 0; i < TRAIN_PARTS; i++) {
+        buf_printf(b, "%s\"%s\":", i ? "," : "{", train_part_name((enum train_part)i));
+        json_put_number(b, part[i]);
+    }
+    buf_char(b, '}');
+}
+
+/* Numbers of bytes have more digits than json_put_number writes. */
+static void put_bytes(struct buf *b, const char *name, size_t bytes)
+{
+    if (bytes)
+        buf_printf(b, ",\"%s\":%zu", name, bytes);
+    else
+        buf_printf(b, ",\"%s\":null", name);
+}
+
+void job_put_usage(struct buf *b, const struct train_usage *u)
+{
+    if (u->steps < 1 || u->seconds <= 0) {
+        buf_str(b, "null");
+        return;
+    }
+    buf_printf(b, "{\"steps\":%lld", (long long)u->steps);
+    put_number(b, "seconds", u->seconds);
+    buf_str(b, ",\"step_seconds\":");
+    job_put_parts(b, u->part);
+    put_number(b, "evaluation_seconds", u->eval_seconds);
+    put_number(b, "checkpoint_seconds", u->checkpoint_seconds);
+    put_number(b, "tokens", (double)u->tokens);
+    put_number(b, "rows", (double)u->rows);
+    put_number(b, "tokens_per_s", (double)u->tokens / u->seconds);
+    put_number(b, "rows_per_s", (double)u->rows / u->seconds);
+    put_number(b, "micro_batches_per_step", (double)u->micro_batches / (double)u->steps);
+    put_bytes(b, "peak_host_bytes", u->host_peak);
+    put_bytes(b, "peak_device_bytes", u->device_peak);
+    buf_char(b, '}');
+}

@@ -75,6 +75,20 @@ def test_events_list(train, done):
     for key in ("loss", "learning_rate", "grad_norm", "tokens_per_s", "percent", "eta_s", "progress", "epoch", "tokens"):
         assert key in steps[0], key
     assert steps[-1]["percent"] == 100 and steps[3]["percent"] == 50
+    assert all(set(s["step_seconds"]) == PARTS for s in steps)
+
+
+PARTS = {"data", "forward", "backward", "optimizer", "wait", "other"}
+
+
+def test_usage(train, done):
+    used = train.get(f"/train/{done['id']}").json()["usage"]
+    assert used["steps"] == 8 and used["rows"] >= 8 and used["evaluation_seconds"] > 0 and used["checkpoint_seconds"] > 0
+    assert set(used["step_seconds"]) == PARTS and all(v >= 0 for v in used["step_seconds"].values())
+    assert abs(sum(used["step_seconds"].values()) - used["seconds"]) < 1e-3 * used["seconds"]
+    assert min(used["step_seconds"][part] for part in ("forward", "backward", "optimizer")) > 0
+    assert used["tokens_per_s"] > 0 and used["peak_host_bytes"] > 1 << 20 and used["micro_batches_per_step"] >= 1
+    assert any("Trained 8 steps" in e["message"] for e in events(train, done["id"]))
 
 
 def test_stream_and_resume(train):

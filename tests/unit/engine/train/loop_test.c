@@ -45,6 +45,73 @@ static void test_way_back(void **state)
     model_close(&m);
 }
 
+struct measured {
+    int steps;
+    int64_t rows, tokens;
+    double part[TRAIN_PARTS];
+    struct train_usage usage; /* of the last event */
+};
+
+static void on_measured(void *arg, const struct train_event *e)
+{
+    struct measured *m = arg;
+    double sum = 0;
+    m->usage = e->usage;
+    if (e->kind != TRAIN_STEP) return;
+    for (int i = 0; i < TRAIN_PARTS; i++) {
+        assert_true(e->part[i] >= 0);
+        m->part[i] += e->part[i];
+        sum += e->part[i];
+    }
+    double rows = e->rows_per_s * sum; /* the parts are the whole step */
+    assert_float_equal(rows, round(rows), 1e-6);
+    m->steps++;
+    m->rows += (int64_t)round(rows);
+    m->tokens = e->tokens;
+}
+
+/* A job without a directory writes no checkpoint; what it used is the sum of its steps. */
+static void test_usage(void **state)
+{
+    (void)state;
+    static const char *const devices[] = {"cpu", "simt"};
+    for (size_t i = 0; i < 2; i++) {
+        char why[160];
+        struct dev *d = dev_open(&(struct dev_config){.name = devices[i], .threads = 1}, why);
+        if (!d) continue; /* not in this build */
+        dev_close(d);
+        struct model m = open_model("llama-gqa", devices[i], 1);
+        struct dataset *data = rows_make(12, m.c.vocab, 3);
+        struct train_job job = {.p = params(TRAIN_LORA), .data = data};
+        struct measured u = {0};
+        struct err e = {0};
+        job.p.epochs = 1;
+        struct train *t = train_open(&job, &m, NULL, &e);
+        if (!t) fail_msg("%s", e.msg);
+        train_run(t, on_measured, &u);
+        assert_int_equal(u.steps, train_plan(t)->steps);
+        train_free(t);
+        assert_int_equal(u.usage.steps, u.steps);
+        assert_int_equal(u.usage.rows, 12);
+        assert_int_equal(u.rows, 12);
+        assert_int_equal(u.usage.tokens, u.tokens);
+        assert_true(u.usage.micro_batches >= u.steps);
+        double sum = 0;
+        for (int k = 0; k < TRAIN_PARTS; k++) {
+            assert_float_equal(u.usage.part[k], u.part[k], 1e-9);
+            sum += u.part[k];
+        }
+        assert_float_equal(sum, u.usage.seconds, 1e-6);
+        assert_true(u.part[TRAIN_DATA] > 0 && u.part[TRAIN_FORWARD] > 0 && u.part[TRAIN_BACKWARD] > 0);
+        assert_true(u.part[TRAIN_OPTIMIZER] > 0);
+        assert_true(u.part[TRAIN_WAIT] == 0); /* no gate */
+        assert_true(u.usage.host_peak > 0);
+        assert_int_equal(u.usage.device_peak > 0, i == 1);
+        free(data);
+        model_close(&m);
+    }
+}
+
 /* Gradients that nothing can be learnt from, or that are far too large, are worth a word. */
 static void test_suspicious_norms(void **state)
 {
@@ -144,9 +211,9 @@ static void test_schedules(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_not_finite),       cmocka_unit_test(test_way_back),
-        cmocka_unit_test(test_suspicious_norms), cmocka_unit_test(test_early_stopping),
-        cmocka_unit_test(test_schedules),
+        cmocka_unit_test(test_usage),          cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_way_back),       cmocka_unit_test(test_suspicious_norms),
+        cmocka_unit_test(test_early_stopping), cmocka_unit_test(test_schedules),
     };
     rig_begin(argc, argv);
     int failed = cmocka_run_group_tests_name("loop", tests, NULL, NULL);

@@ -41,6 +41,34 @@ static void test_bar(void **state)
     assert_non_null(strstr(text, "  0% ["));
 }
 
+static void test_summary(void **state)
+{
+    (void)state;
+    struct buf text = {0};
+    struct train_progress p = {.eval_loss = NAN, .best_loss = NAN};
+    struct train_usage u = {.steps = 10, .rows = 40, .tokens = 5000, .seconds = 10, .host_peak = (size_t)3 << 30};
+    u.part[TRAIN_DATA] = 1, u.part[TRAIN_FORWARD] = 3, u.part[TRAIN_BACKWARD] = 6;
+    train_summary_text(&text, &p, &u);
+    assert_string_equal(text.data,
+                        "summary: 10 steps in 10 s: 500 tokens/s, 4.0 rows/s, 500 tokens a step\n"
+                        "time of a step: data 10.0 %, forward 30.0 %, backward 60.0 %, optimizer 0.0 %, wait 0.0 %, "
+                        "other 0.0 %\n"
+                        "memory at most: 3.00 GiB of the host\n");
+    buf_clear(&text);
+    u.device_peak = (size_t)1 << 29, u.eval_seconds = 120, u.checkpoint_seconds = 50;
+    p.best_loss = 1.5, p.cost_per_hour = 20;
+    train_summary_text(&text, &p, &u);
+    assert_non_null(strstr(text.data, "10 steps in 3:00: 500 tokens/s"));
+    assert_non_null(strstr(text.data, "evaluations 2:00; checkpoints 50 s\n"));
+    assert_non_null(
+        strstr(text.data, ", 0.50 GiB of the device\nbest evaluation: loss 1.5000\ncost: 1 at 20 an hour\n"));
+    buf_clear(&text);
+    u.steps = 0; /* a job that was done already */
+    train_summary_text(&text, &p, &u);
+    assert_int_equal(text.len, 0);
+    buf_free(&text);
+}
+
 static int count(const char *text, const char *what)
 {
     int n = 0;
@@ -91,6 +119,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_times),
         cmocka_unit_test(test_bar),
+        cmocka_unit_test(test_summary),
         cmocka_unit_test(test_lines),
     };
     return cmocka_run_group_tests_name("train_progress", tests, NULL, NULL);

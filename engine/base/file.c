@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -89,6 +90,36 @@ int file_read(const char *path, size_t limit, char **data, size_t *size, struct 
     *data = p;
     *size = n;
     return 0;
+}
+
+static int by_bytes(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+int file_glob(const char *pattern, size_t limit, char ***paths, size_t *n, struct err *e)
+{
+    glob_t found = {0};
+    struct stat st;
+    int got = glob(pattern, GLOB_NOSORT, NULL, &found), rc = 0;
+    *paths = NULL;
+    *n = 0;
+    if (got == GLOB_NOMATCH) return 0;
+    if (got) return err_set(e, got == GLOB_NOSPACE ? ERR_NOMEM : ERR_IO, "%.300s: the files cannot be listed", pattern);
+    *paths = mem_array(found.gl_pathc, sizeof **paths);
+    for (size_t i = 0; i < found.gl_pathc; i++)
+        if (stat(found.gl_pathv[i], &st) || !S_ISDIR(st.st_mode)) (*paths)[(*n)++] = mem_strdup(found.gl_pathv[i]);
+    globfree(&found);
+    qsort(*paths, *n, sizeof **paths, by_bytes);
+    if (*n > limit) {
+        rc = err_set(e, ERR_INVALID, "%.300s: matches %zu files, more than %zu", pattern, *n, limit);
+        while (*n) free((*paths)[--*n]);
+    }
+    if (!*n) {
+        free(*paths);
+        *paths = NULL;
+    }
+    return rc;
 }
 
 char *file_join(const char *dir, const char *name)

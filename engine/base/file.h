@@ -23,6 +23,10 @@ void file_unmap(struct file_map *m);
 /* The file's bytes with a NUL after them; free() it.  ERR_INVALID past `limit`. */
 int file_read(const char *path, size_t limit, char **data, size_t *size, struct err *e);
 
+/* The paths that a pattern (* ? [abc]) matches, without directories, sorted by their bytes; (*n) strings and the array
+ * are the caller's.  None is no error; more than `limit` is ERR_INVALID. */
+int file_glob(const char *pattern, size_t limit, char ***paths, size_t *n, struct err *e);
+
 /* dir "/" name, owned by the caller. */
 char *file_join(const char *dir, const char *name);
 

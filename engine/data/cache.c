@@ -123,52 +123,19 @@ static int put(struct cache_writer *w, const void *p, size_t n, struct err *e)
     return 0;
 }
 
-static bool slots_grow(struct cache_writer *w)
-{
-    size_t n = w->slots ? 2 * w->slots : 1024;
-    uint64_t *slot = calloc(n, sizeof *slot);
-    if (!slot) return false;
-    for (size_t i = 0; i < w->slots; i++) {
-        size_t k = (size_t)w->slot[i] & (n - 1);
-        if (!w->slot[i]) continue;
-        while (slot[k]) k = (k + 1) & (n - 1);
-        slot[k] = w->slot[i];
-    }
-    free(w->slot);
-    w->slot = slot;
-    w->slots = n;
-    return true;
-}
-
 static int no_memory(const struct cache_writer *w, struct err *e)
 {
     return err_set(e, ERR_NOMEM, "no memory for the tables of more than %llu rows", (unsigned long long)w->rows);
 }
 
-/* Inserts the digest; there is space for it.  @return false when it was present. */
-static bool is_new(struct cache_writer *w, uint64_t digest)
-{
-    if (!digest) digest = 1;
-    size_t k = (size_t)digest & (w->slots - 1);
-    for (; w->slot[k]; k = (k + 1) & (w->slots - 1))
-        if (w->slot[k] == digest) return false;
-    w->slot[k] = digest;
-    return true;
-}
-
 int cache_add(struct cache_writer *w, const int32_t *id, const uint8_t *trained, uint32_t n, uint64_t line, bool unique,
               struct err *e)
 {
-    struct sha256 h;
     unsigned char digest[SHA256_BYTES];
-    uint64_t first;
-    sha256_start(&h);
-    sha256_add(&h, id, n * sizeof *id);
-    sha256_add(&h, trained, n);
-    sha256_end(&h, digest);
-    memcpy(&first, digest, sizeof first);
-    if (unique && 2 * (w->rows + 1) > w->slots && !slots_grow(w)) return no_memory(w, e);
-    if (unique && !is_new(w, first)) return 0;
+    uint64_t first = seen_digest(id, trained, n, digest);
+    int is_new = unique ? seen_add(&w->seen, first) : 1;
+    if (is_new < 0) return no_memory(w, e);
+    if (!is_new) return 0;
     sha256_add(&w->hash, digest, sizeof digest);
     if (!mem_try_grow(&w->offset, &w->cap_offset, w->rows + 1, sizeof *w->offset)) return no_memory(w, e);
     w->offset[w->rows] = w->at;
@@ -251,7 +218,7 @@ void cache_abandon(struct cache_writer *w)
     free(w->part);
     free(w->place);
     free(w->offset);
-    free(w->slot);
+    seen_free(&w->seen);
     *w = (struct cache_writer){.fd = -1};
 }
 
@@ -310,6 +277,20 @@ void cache_close(struct cache *c)
     mapped_remove(c->data);
     if (c->data) munmap((void *)c->data, c->size);
     *c = (struct cache){0};
+}
+
+struct dataset_row cache_row(const struct cache *c, uint64_t i)
+{
+    const unsigned char *p = c->data + c->offset[i];
+    uint32_t head[3];
+    memcpy(head, p, sizeof head);
+    return (struct dataset_row){
+        .id = (const int32_t *)(p + sizeof head),
+        .trained = p + sizeof head + head[0] * sizeof(int32_t),
+        .n = (int)head[0],
+        .n_trained = (int)head[1],
+        .line = head[2],
+    };
 }
 
 /* ---- sweeping ---------------------------------------------------------------------------------------------------- */

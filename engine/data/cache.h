@@ -10,10 +10,11 @@
 
 #include "engine/base/sha256.h"
 #include "engine/data/dataset.h"
+#include "engine/data/seen.h"
 
 #include <stdio.h>
 
-enum { CACHE_VERSION = 4, CACHE_HEADER_BYTES = 4096 };
+enum { CACHE_VERSION = 5, CACHE_HEADER_BYTES = 4096 };
 
 struct cache_header {
     char magic[8]; /* "TNDMDATA" */
@@ -35,8 +36,7 @@ struct cache_writer {
     uint64_t *offset; /* owned */
     size_t rows, cap_offset;
     struct sha256 hash; /* of the rows' digests */
-    uint64_t *slot;     /* for duplicates: 64 bits of each row's digest, open addressing, 0 free; owned */
-    size_t slots;
+    struct seen seen;   /* of rows, to find duplicates */
     unsigned char key[SHA256_BYTES];
 };
 
@@ -65,6 +65,7 @@ struct cache {
 /* @return 0; ERR_NOT_FOUND when there is none; ERR_INVALID when it is incomplete or has another key. */
 int cache_open(struct cache *, const char *dir, const unsigned char key[SHA256_BYTES], struct err *e);
 void cache_close(struct cache *);
+struct dataset_row cache_row(const struct cache *, uint64_t i);
 
 /* Removes prepared sets from `dir`, least recently used first, until the rest is at most max_bytes, and the leftovers
  * of writers that died.  Mapped files stay usable. */

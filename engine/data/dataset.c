@@ -16,13 +16,17 @@
 #include "engine/data/build.h"
 #include "engine/data/cache.h"
 #include "engine/data/detect.h"
+#include "engine/data/mix.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct dataset {
-    struct cache cache;
+    struct cache *part; /* (n_parts) of each source, owned */
+    int n_parts;
+    struct mix mix; /* which of their rows; no places: those of the only part */
+    uint64_t rows, hash;
 };
 
 static const char *const format_names[] = {"auto", "text", "completion", "alpaca", "messages", "sharegpt", "tokens"};
@@ -99,61 +103,162 @@ static int prepare(struct source *s, const struct dataset_options *o, const stru
     return rc ? rc : 1;
 }
 
-int dataset_open(struct dataset **out, const struct dataset_source *from, const struct dataset_options *given,
-                 const struct tokenizer *tk, const struct chat_template *t, int32_t eos, struct dataset_report *report,
-                 struct err *e)
+/* One source as a mapped file. */
+static int part_open(struct cache *cache, const struct dataset_source *from, const struct dataset_options *o,
+                     const struct tokenizer *tk, const struct chat_template *t, int32_t eos, uint64_t *bytes,
+                     struct dataset_report *report, struct err *e)
+{
+    struct source source;
+    struct detected d;
+    memset(report, 0, sizeof *report);
+    int rc = source_open(&source, from, o->max_bytes, e);
+    if (rc) return rc;
+    *bytes += source.size;
+    if (*bytes > o->max_bytes)
+        rc = err_set(e, ERR_INVALID, "%s: the files together have more than the limit of %.1f MB", source.name,
+                     (double)o->max_bytes / 1e6);
+    if (!rc) rc = detect(&source, o, eos >= 0 ? tokenizer_spelling(tk, eos) : NULL, &d, e);
+    if (!rc) rc = prepare(&source, o, &d, tk, t, eos, cache, report, e);
+    source_close(&source);
+    if (rc < 0) return rc;
+    if (rc == 0) {
+        memcpy(report, &cache->header->report, sizeof *report);
+        report->from_cache = true;
+    }
+    return 0;
+}
+
+/* ---- several sources --------------------------------------------------------------------------------------------- */
+
+static void report_add(struct dataset_report *to, const struct dataset_report *part, int source)
+{
+    if (source == 0) {
+        *to = *part;
+        return;
+    }
+    to->seen += part->seen;
+    to->kept += part->kept;
+    to->skipped += part->skipped;
+    to->duplicates += part->duplicates;
+    to->truncated += part->truncated;
+    to->tokens += part->tokens;
+    to->trained_tokens += part->trained_tokens;
+    if (part->longest > to->longest) to->longest = part->longest;
+    to->from_cache = to->from_cache && part->from_cache;
+    for (int i = 0; i < part->n_problems && to->n_problems < DATASET_PROBLEMS_MAX; i++) {
+        to->problem[to->n_problems] = part->problem[i];
+        to->problem[to->n_problems++].source = (uint32_t)source;
+    }
+}
+
+struct share {
+    const struct dataset_options *o;
+    int i, n;
+};
+
+static void share_progress(void *arg, double fraction)
+{
+    const struct share *s = arg;
+    s->o->progress(s->o->arg, (s->i + fraction) / s->n);
+}
+
+static bool share_cancelled(void *arg)
+{
+    const struct share *s = arg;
+    return s->o->cancelled && s->o->cancelled(s->o->arg);
+}
+
+static int open_parts(struct dataset *d, const struct dataset_source *v, int n, const struct dataset_options *o,
+                      const struct tokenizer *tk, const struct chat_template *t, int32_t eos,
+                      struct dataset_report *report, struct err *e)
+{
+    struct share share = {.o = o, .n = n};
+    struct dataset_options own = *o;
+    uint64_t bytes = 0;
+    own.progress = o->progress ? share_progress : NULL;
+    own.cancelled = share_cancelled;
+    own.arg = &share;
+    for (int rc; share.i < n; share.i++) {
+        struct dataset_report part;
+        if ((rc = part_open(&d->part[share.i], &v[share.i], &own, tk, t, eos, &bytes, &part, e))) return rc;
+        d->n_parts++;
+        report_add(report, &part, share.i);
+        if (report->seen > o->max_rows)
+            return err_set(e, ERR_FULL, "more than the limit of %llu rows", (unsigned long long)o->max_rows);
+    }
+    return 0;
+}
+
+static int put_together(struct dataset *d, const struct dataset_source *v, const struct dataset_options *o,
+                        struct dataset_report *report, struct err *e)
+{
+    struct mix_options m = {.seed = o->seed, .keep_duplicates = o->keep_duplicates};
+    d->rows = d->part[0].header->rows;
+    d->hash = d->part[0].header->hash;
+    if (d->n_parts == 1) return 0;
+    int rc = mix_make(&d->mix, d->part, v, d->n_parts, &m, report, e);
+    d->rows = d->mix.rows;
+    d->hash = d->mix.hash;
+    return rc;
+}
+
+int dataset_open_all(struct dataset **out, const struct dataset_source *v, int n, const struct dataset_options *given,
+                     const struct tokenizer *tk, const struct chat_template *t, int32_t eos,
+                     struct dataset_report *report, struct err *e)
 {
     struct dataset_options o = with_defaults(given);
     struct dataset_report own;
-    struct cache cache = {0};
-    struct source source;
-    struct detected d;
     if (!report) report = &own;
     *out = NULL;
     memset(report, 0, sizeof *report);
     if (o.max_length < 2) return err_set(e, ERR_INVALID, "max_length must be at least 2");
-    int rc = source_open(&source, from, o.max_bytes, e);
-    if (rc) return rc;
-    rc = detect(&source, &o, eos >= 0 ? tokenizer_spelling(tk, eos) : NULL, &d, e);
-    if (!rc) rc = prepare(&source, &o, &d, tk, t, eos, &cache, report, e);
-    source_close(&source);
-    if (rc < 0) return rc;
-    if (rc == 0) {
-        memcpy(report, &cache.header->report, sizeof *report);
-        report->from_cache = true;
-    }
-    *out = mem_zalloc(sizeof **out);
-    (*out)->cache = cache;
-    return 0;
+    if (n < 1 || n > DATASET_SOURCES_MAX)
+        return err_set(e, ERR_INVALID, n < 1 ? "no data set is given: neither a file nor rows" : "more than %d files",
+                       DATASET_SOURCES_MAX);
+    struct dataset *d = mem_zalloc(sizeof *d);
+    d->part = mem_array((size_t)n, sizeof *d->part);
+    int rc = open_parts(d, v, n, &o, tk, t, eos, report, e);
+    if (!rc) rc = put_together(d, v, &o, report, e);
+    if (rc)
+        dataset_free(d);
+    else
+        *out = d;
+    return rc;
+}
+
+int dataset_open(struct dataset **out, const struct dataset_source *from, const struct dataset_options *o,
+                 const struct tokenizer *tk, const struct chat_template *t, int32_t eos, struct dataset_report *report,
+                 struct err *e)
+{
+    return dataset_open_all(out, from, 1, o, tk, t, eos, report, e);
 }
 
 void dataset_free(struct dataset *d)
 {
     if (!d) return;
-    cache_close(&d->cache);
+    for (int i = 0; i < d->n_parts; i++) cache_close(&d->part[i]);
+    free(d->part);
+    mix_free(&d->mix);
     free(d);
 }
 
 uint64_t dataset_rows(const struct dataset *d)
 {
-    return d->cache.header->rows;
+    return d->rows;
 }
 
 struct dataset_row dataset_row(const struct dataset *d, uint64_t i)
 {
-    const unsigned char *p = d->cache.data + d->cache.offset[i];
-    uint32_t head[3];
-    memcpy(head, p, sizeof head);
-    return (struct dataset_row){
-        .id = (const int32_t *)(p + sizeof head),
-        .trained = p + sizeof head + head[0] * sizeof(int32_t),
-        .n = (int)head[0],
-        .n_trained = (int)head[1],
-        .line = head[2],
-    };
+    const struct cache *part = &d->part[d->mix.place ? mix_part(d->mix.place[i]) : 0];
+    return cache_row(part, d->mix.place ? mix_row(d->mix.place[i]) : i);
+}
+
+uint64_t dataset_row_origin(const struct dataset *d, uint64_t i)
+{
+    return d->mix.place ? d->mix.place[i] : i;
 }
 
 uint64_t dataset_hash(const struct dataset *d)
 {
-    return d->cache.header->hash;
+    return d->hash;
 }

@@ -2,7 +2,7 @@
  *
  * dataset_open detects the format, streams the rows, renders and tokenises them on several threads into a cache file
  * that is mapped, keyed by the content, the tokenizer, the template and the options, so that opening it again does not
- * read the rows again.  Immutable afterwards: any thread. */
+ * read the rows again.  Each file has a cache file of its own.  Immutable afterwards: any thread. */
 #ifndef TANDEM_ENGINE_DATA_DATASET_H
 #define TANDEM_ENGINE_DATA_DATASET_H
 
@@ -31,7 +31,11 @@ struct dataset_source {
     const char *inline_json; /* the text of a JSON array of rows */
     size_t inline_bytes;
     const char *name; /* its name in messages */
+    int set;          /* sources with the same number are one set when sets are mixed: 0, 1... */
+    double weight;    /* of its set; 0 in all sources: not mixed */
 };
+
+enum { DATASET_SOURCES_MAX = 4096 };
 
 struct dataset_options {
     enum dataset_format format;
@@ -40,6 +44,7 @@ struct dataset_options {
     bool train_on_prompt;  /* loss on everything, not only completions and assistant turns */
     bool keep_duplicates;  /* keep rows with equal ids and mask */
     bool no_eos;           /* do not end texts and completions with the end-of-text token */
+    uint64_t seed;         /* of the rows that are drawn when sets are mixed */
     const char *cache_dir; /* created when missing; NULL: an unlinked temporary file */
     uint64_t cache_bytes;  /* limit for all prepared sets in cache_dir, least recently used are removed; 0: 64 GiB */
     int threads;           /* 0 and 1: only the caller's */
@@ -52,15 +57,18 @@ struct dataset_options {
 };
 
 struct dataset_problem {
-    uint64_t line; /* 1-based; for an array the number of the element */
+    uint64_t line;   /* 1-based; for an array the number of the element */
+    uint32_t source; /* which of the sources */
     char what[120];
 };
 
 enum { DATASET_PROBLEMS_MAX = 20 };
 
-/* Counts of rows by outcome.  seen = kept + skipped + duplicates. */
+/* Counts of rows by outcome, of all sources together.  seen = kept + skipped + duplicates.  Mixed: `drawn` rows with
+ * drawn_tokens tokens make up the set; else both are 0. */
 struct dataset_report {
-    enum dataset_format format;
+    enum dataset_format format; /* of the first source */
+    uint64_t drawn, drawn_tokens;
     uint64_t seen, kept, skipped, duplicates, truncated, tokens, trained_tokens, longest;
     bool from_cache;
     int n_problems; /* the first ones */
@@ -73,6 +81,14 @@ struct dataset_report {
 int dataset_open(struct dataset **, const struct dataset_source *, const struct dataset_options *,
                  const struct tokenizer *, const struct chat_template *t, int32_t eos, struct dataset_report *,
                  struct err *e);
+/* The same of n sources, 1 .. DATASET_SOURCES_MAX: their rows in that order, without those that an earlier source has.
+ *
+ * Mixed, the set has as many rows as all sources together, and each set's share of them is its weight's share.  A set
+ * with fewer rows repeats them, all equally often but for a rest, which is drawn by the seed; a set with more rows
+ * gives a part of them, drawn by the seed. */
+int dataset_open_all(struct dataset **, const struct dataset_source *, int n, const struct dataset_options *,
+                     const struct tokenizer *, const struct chat_template *t, int32_t eos, struct dataset_report *,
+                     struct err *e);
 void dataset_free(struct dataset *);
 
 struct dataset_row {
@@ -84,6 +100,8 @@ struct dataset_row {
 };
 uint64_t dataset_rows(const struct dataset *);
 struct dataset_row dataset_row(const struct dataset *, uint64_t i);
+/* @return a number that only the repetitions of the row share. */
+uint64_t dataset_row_origin(const struct dataset *, uint64_t i);
 uint64_t dataset_hash(const struct dataset *); /* of ids and masks; a checkpoint stores it to identify its data */
 
 const char *dataset_format_name(enum dataset_format); /* "text", "completion"... */

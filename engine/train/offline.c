@@ -2,6 +2,7 @@
 
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
+#include "engine/data/sources.h"
 #include "engine/model/adapter.h"
 #include "engine/model/open.h"
 #include "engine/template/chat_template.h"
@@ -16,32 +17,44 @@ struct train_offline {
     struct tokenizer *tokenizer;
     struct chat_template *template;
     struct dataset *data, *eval;
+    struct dataset_sources sources, eval_sources;
     struct dataset_report report, eval_report;
     struct train *train;
 };
 
-static int open_data(struct train_offline *o, const struct train_offline_config *c, const char *path,
+static int open_data(struct train_offline *o, const struct train_offline_config *c, const struct dataset_sources *from,
                      struct dataset **out, struct dataset_report *report, struct err *e)
 {
     char *cache = file_join(c->dir, "cache");
-    struct dataset_source source = {.path = path, .name = path};
     struct dataset_options options = c->options;
     const struct model_config *mc = &o->model.c;
     options.max_length = c->p.max_length < mc->max_len ? c->p.max_length : mc->max_len;
     if (options.max_length < 2) options.max_length = 2; /* train_open reports the error */
+    options.seed = c->p.seed;
     options.cache_dir = cache;
     options.threads = o->model.d->threads;
     int rc = dir_make(c->dir, e);
     if (!rc)
-        rc = dataset_open(out, &source, &options, o->tokenizer, o->template, mc->n_eos ? mc->eos[0] : -1, report, e);
+        rc = dataset_open_all(out, from->v, from->n, &options, o->tokenizer, o->template, mc->n_eos ? mc->eos[0] : -1,
+                              report, e);
     free(cache);
+    return rc;
+}
+
+static int find_files(struct train_offline *o, const struct train_offline_config *c, struct err *e)
+{
+    int rc = 0;
+    for (int i = 0; i < c->n_data && !rc; i++) rc = dataset_sources_add(&o->sources, c->data[i], e);
+    for (int i = 0; i < c->n_eval && !rc; i++)
+        if ((rc = dataset_sources_add(&o->eval_sources, c->eval[i], e))) err_prefix(e, "--eval-data");
     return rc;
 }
 
 static int open_all(struct train_offline *o, const struct train_offline_config *c, struct err *e)
 {
     struct cpus cpus;
-    int rc = cpus_parse(&cpus, c->cpus, e);
+    int rc = find_files(o, c, e);
+    if (!rc) rc = cpus_parse(&cpus, c->cpus, e);
     if (!rc) rc = model_open_as(&o->model, &c->model, &cpus, e);
     if (!rc) rc = model_config_generates(&o->model.c, e);
     if (!rc && !(o->tokenizer = tokenizer_open_dir(c->model.dir, e))) rc = e->code;
@@ -54,8 +67,9 @@ static int open_all(struct train_offline *o, const struct train_offline_config *
     else if (strcmp(file, "plain") != 0)
         o->template = chat_template_load_file(c->model.dir, file, e);
     if (!o->template && e->code) return e->code;
-    rc = open_data(o, c, c->data, &o->data, &o->report, e);
-    if (!rc && c->eval && (rc = open_data(o, c, c->eval, &o->eval, &o->eval_report, e))) err_prefix(e, "--eval-data");
+    rc = open_data(o, c, &o->sources, &o->data, &o->report, e);
+    if (!rc && c->n_eval && (rc = open_data(o, c, &o->eval_sources, &o->eval, &o->eval_report, e)))
+        err_prefix(e, "--eval-data");
     if (rc) return rc;
     char *base_name = adapter_base_name(c->model.dir);
     struct train_job job = {.p = c->p,
@@ -91,12 +105,20 @@ const struct dataset_report *train_offline_report(const struct train_offline *o,
     return !eval ? &o->report : o->eval ? &o->eval_report : NULL;
 }
 
+const char *train_offline_file(const struct train_offline *o, bool eval, int i)
+{
+    const struct dataset_sources *s = eval ? &o->eval_sources : &o->sources;
+    return i < s->n ? s->v[i].path : NULL;
+}
+
 void train_offline_close(struct train_offline *o)
 {
     if (!o) return;
     train_free(o->train);
     if (o->data) dataset_free(o->data);
     if (o->eval) dataset_free(o->eval);
+    dataset_sources_free(&o->sources);
+    dataset_sources_free(&o->eval_sources);
     chat_template_free(o->template);
     model_close(&o->model);
     tokenizer_close(o->tokenizer);

@@ -66,7 +66,7 @@ static int check_ids(const struct dataset *set, const struct train_job *job, int
 }
 
 /* Adds every row of the set to `to`, except a fraction of the trainable ones, those with the smallest random numbers,
- * which go to `held`. */
+ * which go to `held`.  A row that is there several times, because sets are mixed, goes there with all of them. */
 static uint64_t split(struct train_rows *to, struct train_rows *held, double fraction, const struct train_params *p)
 {
     const struct dataset *set = to->set;
@@ -76,7 +76,7 @@ static uint64_t split(struct train_rows *to, struct train_rows *held, double fra
     for (uint64_t i = 0; key && i < rows; i++) {
         struct dataset_row r = dataset_row(set, i);
         uint32_t last;
-        if (look(&r, p->max_length, &last)) key[n++] = rng_at(seed, i);
+        if (look(&r, p->max_length, &last)) key[n++] = rng_at(seed, dataset_row_origin(set, i));
     }
     if (key && n) {
         want = (uint64_t)llround(fraction * (double)n);
@@ -87,7 +87,7 @@ static uint64_t split(struct train_rows *to, struct train_rows *held, double fra
     for (uint64_t i = 0; i < rows; i++) {
         struct dataset_row r = dataset_row(set, i);
         uint32_t last, trained = look(&r, p->max_length, &last);
-        bool out = want && rng_at(seed, i) <= limit;
+        bool out = want && rng_at(seed, dataset_row_origin(set, i)) <= limit;
         if (!trained)
             left_out++;
         else

@@ -5,6 +5,7 @@
  * when the job has ended. */
 #include "engine/train/offline.h"
 
+#include "engine/base/mem.h"
 #include "server/cli/cmd.h"
 #include "server/cli/train_progress.h"
 #include "server/jobs/train_params.h"
@@ -17,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char usage[] = "tandem train --data FILE --out DIR [--model DIR] [--method lora|qlora|full] [options]";
+static const char usage[] = "tandem train --data FILE... --out DIR [--model DIR] [--method lora|qlora|full] [options]";
 static const char about[] =
     "Fine-tunes a model on rows of text, instructions or conversations, and writes a PEFT adapter (full: a model).\n"
     "Interrupted, it writes a checkpoint; the same command goes on from there to the same bytes.";
@@ -94,6 +95,28 @@ static cJSON *take_hyperparameters(int *argc, char **argv, struct err *e)
     return out;
 }
 
+/* "--data A B C" -> "--data A --data B --data C", so that a shell's pattern can be given; the same for --eval-data.
+ * @return the new arguments, whose array is the caller's. */
+static char **spread_files(int *argc, char **argv)
+{
+    char **out = mem_array(2 * (size_t)*argc + 1, sizeof *out), *flag = NULL;
+    int n = 0;
+    bool has_value = false;
+    for (int i = 0; i < *argc; i++) {
+        if (strncmp(argv[i], "--", 2) == 0) {
+            bool files = strcmp(argv[i], "--data") == 0 || strcmp(argv[i], "--eval-data") == 0;
+            flag = files ? argv[i] : NULL;
+            has_value = false;
+        } else if (flag) {
+            if (has_value) out[n++] = flag;
+            has_value = true;
+        }
+        out[n++] = argv[i];
+    }
+    *argc = n;
+    return out;
+}
+
 static void help_hyperparameters(void)
 {
     struct train_params p;
@@ -145,16 +168,25 @@ static int check_out(const char *dir, struct err *e)
     return empty ? 0 : err_set(e, ERR_INVALID, "--out: %s is not empty", dir);
 }
 
-static void show_report(const char *path, const struct dataset_report *r)
+static void show_report(const struct train_offline *o, bool eval)
 {
+    const struct dataset_report *r = train_offline_report(o, eval);
+    int files = 0;
     if (!r) return;
-    fprintf(stderr, "%s: %s, %llu rows", path, dataset_format_name(r->format), (unsigned long long)r->seen);
+    while (train_offline_file(o, eval, files)) files++;
+    fprintf(stderr, "%s", train_offline_file(o, eval, 0));
+    if (files > 1) fprintf(stderr, " and %d more", files - 1);
+    fprintf(stderr, ": %s, %llu rows", dataset_format_name(r->format), (unsigned long long)r->seen);
     if (r->skipped) fprintf(stderr, ", %llu skipped", (unsigned long long)r->skipped);
     if (r->duplicates) fprintf(stderr, ", %llu duplicates left out", (unsigned long long)r->duplicates);
     if (r->truncated) fprintf(stderr, ", %llu cut to max_length", (unsigned long long)r->truncated);
+    if (r->drawn) fprintf(stderr, ", %llu drawn by weight", (unsigned long long)r->drawn);
     fprintf(stderr, "\n");
-    for (int i = 0; i < r->n_problems; i++)
-        fprintf(stderr, "  row %llu: %s\n", (unsigned long long)r->problem[i].line, r->problem[i].what);
+    for (int i = 0; i < r->n_problems; i++) {
+        const struct dataset_problem *p = &r->problem[i];
+        const char *file = files > 1 ? train_offline_file(o, eval, (int)p->source) : "";
+        fprintf(stderr, "  %s%srow %llu: %s\n", file, files > 1 ? ": " : "", (unsigned long long)p->line, p->what);
+    }
 }
 
 static void show_preparing(void *arg, double fraction)
@@ -195,8 +227,10 @@ static int train(const struct settings *s, const struct train_params *params)
     struct train_offline_config c = {
         .model = cmd_model_options(s),
         .cpus = s->cpus,
-        .data = s->data,
-        .eval = s->eval_data,
+        .data = (const char *const *)s->train_data.v,
+        .n_data = s->train_data.n,
+        .eval = (const char *const *)s->eval_data.v,
+        .n_eval = s->eval_data.n,
         .options = {.format = (enum dataset_format)dataset_format_parse(s->format),
                     .train_on_prompt = s->train_on_prompt,
                     .keep_duplicates = s->keep_duplicates,
@@ -214,8 +248,8 @@ static int train(const struct settings *s, const struct train_params *params)
         struct train_progress progress;
         train_progress_init(&progress, stderr, isatty(STDERR_FILENO));
         progress.cost_per_hour = s->cost_per_hour;
-        show_report(s->data, train_offline_report(o, false));
-        show_report(s->eval_data, train_offline_report(o, true));
+        show_report(o, false);
+        show_report(o, true);
         running = train_offline_train(o);
         signal(SIGINT, on_signal);
         signal(SIGTERM, on_signal);
@@ -236,7 +270,7 @@ static int run(const struct settings *s, const cJSON *hyperparameters)
     struct train_params p;
     enum train_method method;
     struct json_at at = {hyperparameters, "", &e};
-    const char *missing = !s->data ? "--data" : !s->out ? "--out" : NULL;
+    const char *missing = !s->train_data.n ? "--data" : !s->out ? "--out" : NULL;
     if (missing) {
         fprintf(stderr, "tandem: %s is missing\nusage: %s\n", missing, usage);
         return 2;
@@ -260,11 +294,13 @@ int cmd_train(int argc, char **argv)
         fprintf(stderr, "tandem: %s\nusage: %s\n", e.msg, usage);
         return status;
     }
-    if (cmd_settings(&s, CMD_TRAIN, argc, argv, usage, about, &status))
+    char **words = spread_files(&argc, argv);
+    if (cmd_settings(&s, CMD_TRAIN, argc, words, usage, about, &status))
         status = run(&s, hyperparameters);
     else if (status == 0)
         help_hyperparameters();
     settings_free(&s);
+    free(words);
     cJSON_Delete(hyperparameters);
     return status;
 }

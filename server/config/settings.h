@@ -73,8 +73,9 @@ struct settings {
     /* one run of a command */
     char *adapter, *prompt, *system, *text, *file, *ids, *out, *type, *merge_type, *file_format, *layout, *calibrate,
         *batch, *ops;
-    char *method, *data, *eval_data, *format, *from;
+    char *method, *data, *format, *from;
     double cost_per_hour;
+    struct string_list train_data, eval_data;
     bool json, kl, ignore_eos, special, train_on_prompt, keep_duplicates, ready;
     int max_new_tokens, top_n, top_k, window, prompt_tokens, generate_tokens, repeat;
     double temperature, top_p, typical_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, within;

@@ -210,6 +210,8 @@ static const struct setting_option table[] = {
     {"kl", "Measure", SETTING_BOOL, AT(kl), "false", 0, 0, NULL, CMD_PERPLEXITY, true, NULL,
      "with --quantize, load the unquantised model too and print the divergence from it"},
 
+    {"data", "Evaluation", SETTING_STRING, AT(data), NULL, 0, 0, NULL, CMD_EVAL, true, "FILE",
+     "rows to evaluate: .jsonl, a JSON array, or text"},
     {"adapter", "Evaluation", SETTING_LIST, AT(eval_adapters), NULL, 0, 0, NULL, CMD_EVAL, true, "DIR",
      "evaluate this LoRA adapter too, and compare it with the model; may be given again"},
     {"quantize", "Evaluation", SETTING_LIST, AT(eval_quantize), NULL, 0, 0, NULL, CMD_EVAL, true, "TYPE",
@@ -251,9 +253,9 @@ static const struct setting_option table[] = {
 
     {"method", "Training", SETTING_CHOICE, AT(method), "lora", 0, 0, "lora|qlora|full", CMD_TRAIN, true, "METHOD",
      "an adapter; an adapter on weights that are quantised; all weights"},
-    {"data", "Training", SETTING_STRING, AT(data), NULL, 0, 0, NULL, CMD_TRAIN | CMD_EVAL, true, "FILE",
-     "rows to train on, or to evaluate: .jsonl, a JSON array, or text"},
-    {"eval-data", "Training", SETTING_STRING, AT(eval_data), NULL, 0, 0, NULL, CMD_TRAIN, true, "FILE",
+    {"data", "Training", SETTING_LIST, AT(train_data), NULL, 0, 0, NULL, CMD_TRAIN, true, "FILE...",
+     "rows to train on: .jsonl, a JSON array, or text; files and patterns, several"},
+    {"eval-data", "Training", SETTING_LIST, AT(eval_data), NULL, 0, 0, NULL, CMD_TRAIN, true, "FILE...",
      "rows to measure the loss on; without it, the part of --data that --eval-fraction says"},
     {"format", "Training", SETTING_CHOICE, AT(format), "auto", 0, 0,
      "auto|text|completion|alpaca|messages|sharegpt|tokens", CMD_TRAIN, true, "FORMAT",

@@ -81,23 +81,47 @@ static const char *lead(const struct store_request *c)
     return c->openai ? "ft" : "";
 }
 
-static bool check_data(struct store_request *c, struct db *db, const struct data_spec *d, const char *name)
+/* Replaces patterns by the files that match now, so that the job has the same ones whenever it goes on. */
+static bool find_files(struct store_request *c, struct db *db, struct data_spec *d, const char *name)
 {
+    struct data_spec given = *d;
     struct err e = {0};
-    if (d->kind == DATA_PATH) {
-        char *path = data_find(db->dir, d->ref, &e);
-        if (!path) store_request_fail(c, 422, "validation", name, "%s.path: %s", name, e.msg);
+    d->ref = NULL;
+    d->n_refs = 0;
+    for (int i = 0; i < given.n_refs && !e.code; i++) {
+        char **path = NULL;
+        size_t n = 0;
+        data_find_all(db->dir, given.ref[i].name, DATASET_SOURCES_MAX, &path, &n, &e);
+        for (size_t k = 0; k < n; k++) {
+            data_spec_add(d, path[k], given.ref[i].set);
+            free(path[k]);
+        }
         free(path);
-        return path != NULL;
+        if (d->n_refs > DATASET_SOURCES_MAX) err_set(&e, ERR_INVALID, "more than %d files", DATASET_SOURCES_MAX);
     }
-    if (d->kind != DATA_FILE) return true;
-    if (db_number(db, 0, "SELECT count(*) FROM files WHERE id = ?", "t", d->ref)) return true;
+    given.weight = NULL; /* stays */
+    data_spec_clear(&given);
+    if (e.code) store_request_fail(c, 422, "validation", name, "%s.path: %s", name, e.msg);
+    return !e.code;
+}
+
+static bool check_file(struct store_request *c, struct db *db, const char *id, const char *name)
+{
+    if (db_number(db, 0, "SELECT count(*) FROM files WHERE id = ?", "t", id)) return true;
     const char *openai = strcmp(name, "dataset") == 0 ? "training_file" : "validation_file";
     if (!db->e.code && c->openai)
-        store_request_fail(c, 400, "file_not_found", openai, "%s: there is no file %.80s", openai, d->ref);
+        store_request_fail(c, 400, "file_not_found", openai, "%s: there is no file %.80s", openai, id);
     else if (!db->e.code)
-        store_request_fail(c, 422, "file_not_found", name, "%s.file: there is no file %.80s", name, d->ref);
+        store_request_fail(c, 422, "file_not_found", name, "%s.file: there is no file %.80s", name, id);
     return false;
+}
+
+static bool check_data(struct store_request *c, struct db *db, struct data_spec *d, const char *name)
+{
+    if (d->kind == DATA_PATH) return find_files(c, db, d, name);
+    for (int i = 0; i < d->n_refs; i++)
+        if (!check_file(c, db, d->ref[i].name, name)) return false;
+    return true;
 }
 
 /* Names are unique: with two jobs of the same name it would be undefined whose result is served. */
@@ -136,7 +160,7 @@ static bool check_names(struct store_request *c, struct db *db, const struct tra
     return true;
 }
 
-bool train_check(struct store_request *c, struct db *db, const struct train_spec *s)
+bool train_check(struct store_request *c, struct db *db, struct train_spec *s)
 {
     return check_data(c, db, &s->data, "dataset") && (!s->eval.kind || check_data(c, db, &s->eval, "validation")) &&
            check_names(c, db, s);

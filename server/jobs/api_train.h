@@ -19,9 +19,9 @@ struct train_create {
     const char *id;     /* NULL: a new one */
 };
 bool train_create(struct store_request *, struct db *, const struct train_create *);
-/* Checks that need the store: the data exists, the name is free, the adapter to continue from exists.  @return false
- * with an error answer. */
-bool train_check(struct store_request *, struct db *, const struct train_spec *);
+/* Checks that need the store: the data exists, the name is free, the adapter to continue from exists.  Patterns of data
+ * files become the files that match.  @return false with an error answer. */
+bool train_check(struct store_request *, struct db *, struct train_spec *);
 struct train_limits train_limits_of(const struct app *);
 /* Looks for a job that the same request with this key created before.  @return true with c->job set or an error
  * answer. */

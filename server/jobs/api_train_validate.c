@@ -103,9 +103,8 @@ static int open_data(struct validation *v, bool eval, struct dataset **out)
 {
     const struct data_spec *d = eval ? &v->spec.eval : &v->spec.data;
     const char *dir = settings_data_dir(v->app->set); /* the pool does not access the store */
-    return job_data_open(v->app, v->id, d, eval, v->spec.p.max_length,
-                         &(struct job_data_hooks){.cancelled = is_gone, .arg = v}, dir, out,
-                         eval ? &v->eval_report : &v->report, &v->e);
+    return job_data_open(v->app, v->id, d, eval, &v->spec.p, &(struct job_data_hooks){.cancelled = is_gone, .arg = v},
+                         dir, out, eval ? &v->eval_report : &v->report, &v->e);
 }
 
 static void put_row(struct validation *v, const struct dataset *data, uint64_t i)
@@ -177,10 +176,10 @@ static void answer(struct validation *v)
         return;
     }
     buf_str(&b, "{\"object\":\"train.validation\",\"dataset\":");
-    job_put_report(&b, &v->report);
+    job_put_report(&b, &v->report, &v->spec.data);
     buf_str(&b, ",\"validation\":");
     if (v->spec.eval.kind)
-        job_put_report(&b, &v->eval_report);
+        job_put_report(&b, &v->eval_report, &v->spec.eval);
     else
         buf_str(&b, "null");
     buf_str(&b, ",\"rows\":[");

@@ -1,5 +1,6 @@
 #include "server/jobs/job_data.h"
 
+#include "engine/base/mem.h"
 #include "engine/serve/engine.h"
 #include "server/api/app.h"
 #include "server/json/json.h"
@@ -16,16 +17,44 @@ static const char *inline_name(char out[static 80], const char *job_id, enum dat
     return out;
 }
 
-char *job_data_path(const char *dir, const char *job_id, const struct data_spec *d, bool eval, struct err *e)
+/* The path of a file with the spec's data, owned by the caller; NULL and *e. */
+static char *ref_path(const char *dir, const struct data_spec *d, int i, struct err *e)
 {
-    char name[80];
-    if (d->kind == DATA_PATH) return data_find(dir, d->ref, e);
-    if (d->kind != DATA_FILE) return data_path(dir, "inline", inline_name(name, job_id, d->kind, eval));
-    char *path = data_path(dir, "files", d->ref);
+    const char *name = d->ref[i].name;
+    if (d->kind == DATA_PATH) return data_find(dir, name, e);
+    char *path = data_path(dir, "files", name);
     if (access(path, R_OK) == 0) return path;
-    err_set(e, ERR_NOT_FOUND, "%s: the file was deleted", d->ref);
+    err_set(e, ERR_NOT_FOUND, "%s: the file was deleted", name);
     free(path);
     return NULL;
+}
+
+/* The sources of a spec's data, one for each file or one of inline rows; sources_free. */
+static int sources_of(const char *dir, const char *job_id, const struct data_spec *d, bool eval,
+                      struct dataset_source **out, int *n, struct err *e)
+{
+    char name[80];
+    *n = 0;
+    *out = mem_array(d->n_refs ? (size_t)d->n_refs : 1, sizeof **out);
+    if (!d->n_refs) {
+        char *path = data_path(dir, "inline", inline_name(name, job_id, d->kind, eval));
+        (*out)[(*n)++] = (struct dataset_source){.path = path, .name = eval ? "validation" : "dataset"};
+    }
+    for (int i = 0; i < d->n_refs; i++) {
+        char *path = ref_path(dir, d, i, e);
+        if (!path) return e->code;
+        (*out)[(*n)++] = (struct dataset_source){.path = path,
+                                                 .name = d->ref[i].name,
+                                                 .set = d->ref[i].set,
+                                                 .weight = d->n_weights ? d->weight[d->ref[i].set] : 0};
+    }
+    return 0;
+}
+
+static void sources_free(struct dataset_source *v, int n)
+{
+    for (int i = 0; i < n; i++) free((char *)v[i].path);
+    free(v);
 }
 
 int job_data_save(const char *dir, const char *job_id, const struct data_spec *d, bool eval, struct err *e)
@@ -55,16 +84,17 @@ void job_data_remove(const char *dir, const char *job_id)
 
 #define CACHE_BYTES ((uint64_t)8 << 30) /* of all prepared sets together */
 
-int job_data_open(const struct app *app, const char *job_id, const struct data_spec *d, bool eval, int max_length,
-                  const struct job_data_hooks *hooks, const char *dir, struct dataset **out,
-                  struct dataset_report *report, struct err *e)
+int job_data_open(const struct app *app, const char *job_id, const struct data_spec *d, bool eval,
+                  const struct train_params *p, const struct job_data_hooks *hooks, const char *dir,
+                  struct dataset **out, struct dataset_report *report, struct err *e)
 {
-    char *path = job_data_path(dir, job_id, d, eval, e), *cache = data_path(dir, "cache", NULL);
-    int rc = path ? (e->code = 0) : e->code;
-    struct dataset_source source = {.path = path, .name = d->ref ? d->ref : eval ? "validation" : "dataset"};
+    char *cache = data_path(dir, "cache", NULL);
+    struct dataset_source *source;
+    int n, rc = sources_of(dir, job_id, d, eval, &source, &n, e);
     struct dataset_options options = {
         .format = d->format,
-        .max_length = max_length,
+        .max_length = p->max_length,
+        .seed = p->seed,
         .train_on_prompt = d->train_on_prompt,
         .keep_duplicates = d->keep_duplicates,
         .no_eos = d->no_eos,
@@ -79,9 +109,9 @@ int job_data_open(const struct app *app, const char *job_id, const struct data_s
     const struct chat_format *chat = &app->chat;
     if (!rc && chat->broken) rc = err_set(e, ERR_INVALID, "%s", chat->reason);
     if (!rc)
-        rc = dataset_open(out, &source, &options, engine_tokenizer(app->engine), chat->template,
-                          app->info->n_eos ? app->info->eos[0] : -1, report, e);
-    free(path);
+        rc = dataset_open_all(out, source, n, &options, engine_tokenizer(app->engine), chat->template,
+                              app->info->n_eos ? app->info->eos[0] : -1, report, e);
+    sources_free(source, n);
     free(cache);
     return rc;
 }

@@ -9,8 +9,6 @@
 
 struct app;
 
-/* @return the path of the file with a spec's data, owned by the caller; NULL and *e. */
-char *job_data_path(const char *dir, const char *job_id, const struct data_spec *, bool eval, struct err *e);
 /* Writes inline data to its file. */
 int job_data_save(const char *dir, const char *job_id, const struct data_spec *, bool eval, struct err *e);
 void job_data_remove(const char *dir, const char *job_id);
@@ -20,8 +18,8 @@ struct job_data_hooks {
     bool (*cancelled)(void *arg);
     void *arg;
 };
-int job_data_open(const struct app *, const char *job_id, const struct data_spec *, bool eval, int max_length,
-                  const struct job_data_hooks *, const char *dir, struct dataset **, struct dataset_report *,
-                  struct err *e);
+int job_data_open(const struct app *, const char *job_id, const struct data_spec *, bool eval,
+                  const struct train_params *, const struct job_data_hooks *, const char *dir, struct dataset **,
+                  struct dataset_report *, struct err *e);
 
 #endif

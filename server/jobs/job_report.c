@@ -4,17 +4,24 @@
 
 #include <string.h>
 
-void job_put_report(struct buf *b, const struct dataset_report *d)
+void job_put_report(struct buf *b, const struct dataset_report *d, const struct data_spec *spec)
 {
     buf_printf(b,
                "{\"format\":\"%s\",\"rows\":%llu,\"kept\":%llu,\"skipped\":%llu,\"duplicates\":%llu,\"truncated\":%llu,"
-               "\"tokens\":%llu,\"trained_tokens\":%llu,\"longest\":%llu,\"problems\":[",
+               "\"tokens\":%llu,\"trained_tokens\":%llu,\"longest\":%llu,",
                dataset_format_name(d->format), (unsigned long long)d->seen, (unsigned long long)d->kept,
                (unsigned long long)d->skipped, (unsigned long long)d->duplicates, (unsigned long long)d->truncated,
                (unsigned long long)d->tokens, (unsigned long long)d->trained_tokens, (unsigned long long)d->longest);
+    if (d->drawn) buf_printf(b, "\"drawn\":%llu,", (unsigned long long)d->drawn);
+    buf_str(b, "\"problems\":[");
     for (int i = 0; i < d->n_problems; i++) {
         buf_printf(b, "%s{\"line\":%llu,\"what\":", i ? "," : "", (unsigned long long)d->problem[i].line);
         json_put_string(b, d->problem[i].what, strlen(d->problem[i].what));
+        if (spec->n_refs > 1 && (int)d->problem[i].source < spec->n_refs) {
+            const char *file = spec->ref[d->problem[i].source].name;
+            buf_str(b, ",\"file\":");
+            json_put_string(b, file, strlen(file));
+        }
         buf_char(b, '}');
     }
     buf_str(b, "]}");

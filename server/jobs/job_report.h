@@ -5,9 +5,10 @@
 #include "engine/base/buf.h"
 #include "engine/data/dataset.h"
 #include "engine/train/train.h"
+#include "server/jobs/train_spec.h"
 
-/* Appends the counts of rows and tokens and the problems found, as a JSON object. */
-void job_put_report(struct buf *, const struct dataset_report *);
+/* Appends the counts of rows and tokens and the problems found, as a JSON object; of several files with the file. */
+void job_put_report(struct buf *, const struct dataset_report *, const struct data_spec *);
 void job_put_plan(struct buf *, const struct train_plan *);
 /* Appends {"data":0.01, ...}: seconds by part of a step. */
 void job_put_parts(struct buf *, const double part[TRAIN_PARTS]);

@@ -43,8 +43,8 @@ static int open_data(struct run *r, const struct data_spec *d, bool eval, struct
                      struct dataset_report *report)
 {
     struct job_data_hooks hooks = {.progress = run_prepared, .cancelled = is_stopped, .arg = r};
-    return job_data_open(r->app, r->id, d, eval, r->spec.p.max_length, &hooks, settings_data_dir(r->app->set), out,
-                         report, &r->e);
+    return job_data_open(r->app, r->id, d, eval, &r->spec.p, &hooks, settings_data_dir(r->app->set), out, report,
+                         &r->e);
 }
 
 /* @return whether the served result is already this job's: a crash came between renaming it and storing the state. */
@@ -69,7 +69,9 @@ static void count_batch(struct run *r)
 {
     struct train_params *p = &r->spec.p;
     if (!r->spec.batch_size || !r->report.kept) return;
-    double tokens = (double)r->spec.batch_size * (double)r->report.tokens / (double)r->report.kept;
+    bool mixed = r->report.drawn > 0;
+    double rows = (double)(mixed ? r->report.drawn : r->report.kept);
+    double tokens = (double)r->spec.batch_size * (double)(mixed ? r->report.drawn_tokens : r->report.tokens) / rows;
     p->batch_tokens = tokens < 16 ? 16 : tokens > 1048576 ? 1048576 : (int)tokens;
 }
 

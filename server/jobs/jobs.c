@@ -286,7 +286,7 @@ static void send_report(struct run *r)
     struct report_work *p = mem_zalloc(sizeof *p);
     p->work = (struct store_work){.run = on_report, .done = on_reported};
     p->run = r;
-    job_put_report(&p->report, &r->report);
+    job_put_report(&p->report, &r->report, &r->spec.data);
     buf_printf(&p->message, "Data: %llu rows kept, %llu skipped, %llu duplicates, %llu truncated; %llu tokens",
                (unsigned long long)r->report.kept, (unsigned long long)r->report.skipped,
                (unsigned long long)r->report.duplicates, (unsigned long long)r->report.truncated,

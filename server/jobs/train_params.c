@@ -293,7 +293,7 @@ static void put_targets(struct buf *b, unsigned mask)
 }
 
 /* 17 digits: a stored double must read back bit-identical, or a resumed job would compute different values. */
-static void put_double(struct buf *b, double v)
+void train_params_put_number(struct buf *b, double v)
 {
     char text[40];
     for (int digits = 6; digits <= 17; digits++) {
@@ -311,7 +311,7 @@ void train_params_put(struct buf *b, const struct train_params *p)
         const void *place = (const char *)p + f->offset;
         buf_printf(b, "%c\"%s\":", i ? ',' : '{', f->name);
         switch (f->kind) {
-        case K_NUMBER: put_double(b, *(const double *)place); break;
+        case K_NUMBER: train_params_put_number(b, *(const double *)place); break;
         case K_INT: buf_printf(b, "%d", *(const int *)place); break;
         case K_I64: buf_printf(b, "%lld", (long long)*(const int64_t *)place); break;
         case K_BOOL: buf_str(b, *(const bool *)place ? "true" : "false"); break;

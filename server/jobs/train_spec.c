@@ -33,6 +33,65 @@ static const cJSON *field(const cJSON *obj, const char *name)
 
 /* ---- data ------------------------------------------------------------------------------------------------------ */
 
+void data_spec_add(struct data_spec *d, const char *name, int set)
+{
+    d->ref = mem_resize(d->ref, (size_t)d->n_refs + 1, sizeof *d->ref);
+    d->ref[d->n_refs++] = (struct data_ref){mem_strdup(name), set};
+}
+
+void data_spec_clear(struct data_spec *d)
+{
+    for (int i = 0; i < d->n_refs; i++) free(d->ref[i].name);
+    free(d->ref);
+    free(d->weight);
+    d->ref = NULL;
+    d->weight = NULL;
+    d->n_refs = d->n_weights = 0;
+}
+
+/* One name of a file. */
+static bool read_ref(struct json_at *at, const char *name, const cJSON *v, int set, struct data_spec *d)
+{
+    if (!cJSON_IsString(v)) return wrong(at, name, "expected a string, or a list of them");
+    if (!v->valuestring[0]) return wrong(at, name, "is empty");
+    if (d->n_refs == DATASET_SOURCES_MAX) return wrong(at, name, "more than %d files", DATASET_SOURCES_MAX);
+    data_spec_add(d, v->valuestring, set);
+    return true;
+}
+
+/* "a", or a list of sets, each "a" or a list ["a", "b"]. */
+static bool read_refs(struct json_at *at, const char *name, const cJSON *v, struct data_spec *d)
+{
+    if (!cJSON_IsArray(v)) return read_ref(at, name, v, 0, d);
+    int set = 0;
+    if (!v->child) return wrong(at, name, "the list is empty");
+    for (const cJSON *c = v->child; c; c = c->next, set++) {
+        if (!cJSON_IsArray(c) && !read_ref(at, name, c, set, d)) return false;
+        if (cJSON_IsArray(c) && !c->child) return wrong(at, name, "a list in it is empty");
+        for (const cJSON *one = cJSON_IsArray(c) ? c->child : NULL; one; one = one->next)
+            if (!read_ref(at, name, one, set, d)) return false;
+    }
+    return true;
+}
+
+/* "weights": one for each set. */
+static bool read_weights(struct json_at *at, struct data_spec *d)
+{
+    const cJSON *v = field(at->obj, "weights");
+    int sets = d->n_refs ? d->ref[d->n_refs - 1].set + 1 : 0;
+    if (!v) return true;
+    if (!cJSON_IsArray(v)) return wrong(at, "weights", "expected a list of numbers");
+    if (cJSON_GetArraySize(v) != sets)
+        return wrong(at, "weights", "expected %d, one for each set of `path` or `file`", sets);
+    d->weight = mem_array((size_t)sets, sizeof *d->weight);
+    for (const cJSON *c = v->child; c; c = c->next) {
+        if (!cJSON_IsNumber(c) || !(c->valuedouble > 0) || c->valuedouble > 1e9)
+            return wrong(at, "weights", "must be numbers above 0 and at most 1e9");
+        d->weight[d->n_weights++] = c->valuedouble;
+    }
+    return true;
+}
+
 /* {"path"} | {"file"} | {"rows"} | {"text"}: exactly one. */
 static bool read_source(struct json_at *at, const struct train_limits *lim, struct data_spec *d)
 {
@@ -52,6 +111,7 @@ static bool read_source(struct json_at *at, const struct train_limits *lim, stru
         d->size = (int64_t)given->valuedouble;
         return true;
     }
+    if (d->kind < DATA_ROWS) return read_refs(at, names[kind], given, d);
     if (d->kind == DATA_ROWS) {
         if (!cJSON_IsArray(given)) return wrong(at, "rows", "expected an array");
         for (const cJSON *r = given->child; r; r = r->next, d->size++)
@@ -62,17 +122,14 @@ static bool read_source(struct json_at *at, const struct train_limits *lim, stru
         if (!given->valuestring[0]) return wrong(at, names[kind], "is empty");
         d->size = (int64_t)strlen(given->valuestring);
     }
-    if (d->kind >= DATA_ROWS)
-        d->inline_ = given;
-    else
-        d->ref = mem_strdup(given->valuestring);
+    d->inline_ = given;
     return true;
 }
 
 static bool read_options(struct json_at *at, struct data_spec *d)
 {
-    static const char *const names[] = {"path",  "file", "rows", "text", "format", "train_on_prompt", "keep_duplicates",
-                                        "no_eos"};
+    static const char *const names[] = {
+        "path", "file", "rows", "text", "format", "train_on_prompt", "keep_duplicates", "no_eos", "weights"};
     const char *format;
     if (!json_only(at, names, sizeof names / sizeof *names)) return false;
     if (json_get_string(at, "format", &format)) {
@@ -102,7 +159,7 @@ static bool read_data(struct json_at *top, const char *name, const struct train_
     }
     if (!cJSON_IsObject(v)) return wrong(top, name, "expected an object");
     struct json_at at = {.obj = v, .path = name, .e = top->e};
-    return read_options(&at, d) && read_source(&at, lim, d);
+    return read_options(&at, d) && read_source(&at, lim, d) && read_weights(&at, d);
 }
 
 /* ---- the rest -------------------------------------------------------------------------------------------------- */
@@ -224,6 +281,26 @@ static void put_text(struct buf *b, const char *name, const char *value)
         buf_str(b, "null");
 }
 
+/* What read_refs reads. */
+static void put_refs(struct buf *b, const char *name, const struct data_spec *d)
+{
+    buf_printf(b, ",\"%s\":%s", name, d->n_refs > 1 ? "[" : "");
+    for (int i = 0; i < d->n_refs; i++) {
+        const struct data_ref *r = &d->ref[i];
+        bool first = !i || r[-1].set != r->set, last = i + 1 == d->n_refs || r[1].set != r->set;
+        buf_str(b, i ? "," : "");
+        if (first && !last) buf_str(b, "[");
+        json_put_string(b, r->name, strlen(r->name));
+        if (last && !first) buf_str(b, "]");
+    }
+    if (d->n_refs > 1) buf_str(b, "]");
+    for (int i = 0; i < d->n_weights; i++) {
+        buf_str(b, i ? "," : ",\"weights\":[");
+        train_params_put_number(b, d->weight[i]);
+    }
+    if (d->n_weights) buf_str(b, "]");
+}
+
 static void put_data(struct buf *b, const char *name, const struct data_spec *d)
 {
     static const char *const names[] = {"", "path", "file", "rows", "text"};
@@ -235,8 +312,8 @@ static void put_data(struct buf *b, const char *name, const struct data_spec *d)
     buf_printf(b, "{\"format\":\"%s\",\"train_on_prompt\":%s,\"keep_duplicates\":%s,\"no_eos\":%s",
                dataset_format_name(d->format), d->train_on_prompt ? "true" : "false",
                d->keep_duplicates ? "true" : "false", d->no_eos ? "true" : "false");
-    if (d->ref)
-        put_text(b, names[d->kind], d->ref);
+    if (d->n_refs)
+        put_refs(b, names[d->kind], d);
     else
         buf_printf(b, ",\"%s\":%lld", names[d->kind], (long long)d->size);
     buf_char(b, '}');
@@ -262,8 +339,8 @@ void train_spec_free(struct train_spec *s)
     free(s->serve_as);
     free(s->base);
     free(s->from);
-    free(s->data.ref);
-    free(s->eval.ref);
+    data_spec_clear(&s->data);
+    data_spec_clear(&s->eval);
     free(s->metadata);
     *s = (struct train_spec){0};
 }

@@ -8,9 +8,18 @@
 
 enum data_kind { DATA_NONE, DATA_PATH, DATA_FILE, DATA_ROWS, DATA_TEXT };
 
+/* One of the files, and which of the sets it belongs to when sets are mixed: 0, 1... in order. */
+struct data_ref {
+    char *name; /* DATA_PATH: within the data directory, a pattern until train_check; DATA_FILE: the file's id; owned */
+    int set;
+};
+
 struct data_spec {
     enum data_kind kind;
-    char *ref;            /* DATA_PATH: within the data directory; DATA_FILE: the file's id; owned */
+    struct data_ref *ref; /* (n_refs) of DATA_PATH and DATA_FILE; owned */
+    int n_refs;
+    double *weight; /* (n_weights) of each set; owned */
+    int n_weights;
     const cJSON *inline_; /* DATA_ROWS, DATA_TEXT: in the request's tree, borrowed; NULL once stored */
     int64_t size;         /* of them: rows, bytes */
     enum dataset_format format;
@@ -38,6 +47,9 @@ struct train_limits {
 /* @return 0, or an HTTP status with *e (and the field at fault in *param, static text, when known).  Inline data points
  * into tree, which must outlive the spec; free the spec in either case. */
 int train_spec_read(struct train_spec *, const cJSON *tree, const struct train_limits *, struct err *e);
+/* Appends a file. */
+void data_spec_add(struct data_spec *, const char *name, int set);
+void data_spec_clear(struct data_spec *); /* frees its files and weights */
 /* Appends the spec as a JSON object; inline data is replaced by its count. */
 void train_spec_put(struct buf *, const struct train_spec *);
 void train_spec_free(struct train_spec *);

@@ -94,6 +94,46 @@ char *data_find(const char *dir, const char *path, struct err *e)
     return NULL;
 }
 
+/* What the pattern matches in the directory `root`, a real path; *path are relative to it. */
+static int match(const char *root, const char *pattern, size_t limit, char ***path, size_t *n, struct err *e)
+{
+    struct buf all = {0};
+    size_t skip = strlen(root) + 1, kept = 0;
+    for (const char *c = root; *c; c++) buf_printf(&all, "%s%c", strchr("*?[\\", *c) ? "\\" : "", *c);
+    buf_printf(&all, "/%s", pattern);
+    int rc = file_glob(all.data, limit, path, n, e);
+    buf_free(&all);
+    if (rc && e->code != ERR_INVALID) err_set(e, rc, "%.200s: the files cannot be listed", pattern);
+    for (size_t i = 0; i < *n; i++) {
+        char *one = (*path)[i], *real = is_own(one + skip) ? NULL : data_find(root, one, NULL);
+        if (real) (*path)[kept++] = mem_strdup(one + skip);
+        free(real);
+        free(one);
+    }
+    *n = kept;
+    return rc;
+}
+
+int data_find_all(const char *dir, const char *pattern, size_t limit, char ***path, size_t *n, struct err *e)
+{
+    char *one = data_find(dir, pattern, e);
+    *path = NULL;
+    *n = 0;
+    if (!one && (!strpbrk(pattern, "*?[") || *pattern == '/' || strstr(pattern, ".."))) return e->code;
+    e->code = 0;
+    if (one) {
+        free(one);
+        *path = mem_array(1, sizeof **path);
+        (*path)[(*n)++] = mem_strdup(pattern);
+        return 0;
+    }
+    char *root = realpath(dir, NULL);
+    int rc = root ? match(root, pattern, limit, path, n, e) : err_set(e, ERR_NOT_FOUND, "the data directory");
+    free(root);
+    if (!rc && !*n) rc = err_set(e, ERR_NOT_FOUND, "%.200s: no file matches", pattern);
+    return rc;
+}
+
 static int make(const char *path, struct err *e)
 {
     if (mkdir(path, 0750) == 0) return data_sync_parent(path, e);

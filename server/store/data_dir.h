@@ -35,6 +35,10 @@ char *data_path(const char *dir, const char *a, const char *b);
  * regular file, or is the daemon's own (jobs.sqlite, lock, all in files/, inline/, cache/, checkpoints/, tensorboard/,
  * crashes/). */
 char *data_find(const char *dir, const char *path, struct err *e);
+/* The same of all files that a pattern (* ? [abc]) matches, at most `limit`, or of the one file of that name: paths as
+ * data_find takes them, sorted; (*n) strings and the array are the caller's.  @return 0; or an err code, also when
+ * there is none. */
+int data_find_all(const char *dir, const char *pattern, size_t limit, char ***path, size_t *n, struct err *e);
 
 /* Creates DIR/a (and DIR/a/b) if missing, durably. */
 int data_mkdir(const char *dir, const char *a, const char *b, struct err *e);

@@ -344,3 +344,25 @@ def test_inline_rows_are_an_array_too(train):
     body["dataset"] = rows(6)
     job_id = train.post("/train", body).json()["id"]
     assert wait_over(train, job_id)["status"] == "succeeded"
+
+
+def test_several_files_and_weights(train):
+    """A pattern means the files that match when the job is submitted; problems name the file; shares are as asked for."""
+    (train.data / "many").mkdir(exist_ok=True)
+    for i in range(3):
+        (train.data / f"many/{i}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows(30)[10 * i:10 * i + 10]))
+    (train.data / "many/b.jsonl").write_text('{"prompt": "a", "completion": "b"}\n8\n')
+    dataset = {"path": ["many/[0-9].jsonl", "many/b.jsonl"], "weights": [1, 3]}
+    answer = train.post("/train/validate", request(dataset=dataset))
+    assert answer.status_code == 200, answer.text
+    report = answer.json()["dataset"]
+    assert (report["rows"], report["kept"], report["drawn"]) == (32, 31, 31)
+    assert report["problems"] == [{"line": 2, "what": report["problems"][0]["what"], "file": "many/b.jsonl"}]
+    job_id = submit(train, "of-many", dataset=dataset)
+    found = wait_over(train, job_id)
+    assert found["status"] == "succeeded", found
+    assert found["dataset"]["path"] == [["many/0.jsonl", "many/1.jsonl", "many/2.jsonl"], "many/b.jsonl"]
+    assert found["dataset"]["weights"] == [1, 3]
+    for path in ["../*.jsonl", "/etc/*", "files/*", "many/x*", ["many/0.jsonl", "inline/*"]]:
+        answer = train.post("/train", request(dataset={"path": path}))
+        assert answer.status_code == 422 and "dataset.path" in answer.text, path

@@ -56,6 +56,23 @@ def test_an_adapter_is_written(rows, tmp_path):
     assert again.returncode == 1 and b"is not empty" in again.stderr
 
 
+def test_several_files_are_one_set(rows, tmp_path):
+    """A pattern and a file, together the rows of one file in its order: the same adapter, byte by byte."""
+    lines = rows.read_text().splitlines(keepends=True)
+    for name, part in {"p-1": lines[:20], "p-2": lines[20:45], "last": [*lines[45:], lines[0], "7\n"]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(part))
+    assert train(rows, tmp_path / "one", "--max-steps", 3).returncode == 0
+    got = train(tmp_path / "p-*.jsonl", tmp_path / "many", "--max-steps", 3, "--data", tmp_path / "last.jsonl")
+    said = got.stderr.decode()
+    assert got.returncode == 0, said
+    assert f"{tmp_path}/p-1.jsonl and 2 more: completion, 62 rows, 1 skipped, 1 duplicates left out" in said
+    assert f"  {tmp_path}/last.jsonl: row 17: " in said
+    assert files(tmp_path / "one") == files(tmp_path / "many")
+    words = [BINARY, "train", "--model", SMALL, "--out", tmp_path / "x", "--data", tmp_path / "p-1.jsonl", tmp_path / "nothing-*"]
+    got = subprocess.run(words, capture_output=True, cwd=ROOT, env=ENV, timeout=60)
+    assert got.returncode == 1 and b"nothing-*: no file matches" in got.stderr
+
+
 @pytest.mark.parametrize("name", [SMALL.name, "olmoe"])
 def test_a_model_is_written_and_served(rows, tmp_path, name):
     base, out = shutil.copytree(SMALL.parent / name, tmp_path / "base"), tmp_path / "model"

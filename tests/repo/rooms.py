@@ -41,7 +41,7 @@ ROOMS = {
     "engine/bench": Room("serve model base kernels/ops.h kernels/ceilings.h kernels/trace.h kernels/rng.h"),
     "engine/serve": Room("train model grammar tokenizer files base kernels/ops.h kernels/trace.h kernels/rng.h"),
     "engine/train": Room("data template model tokenizer files base kernels/ops.h kernels/trace.h kernels/rng.h"),
-    "engine/data": Room("template tokenizer files base", "cjson"),
+    "engine/data": Room("template tokenizer files base kernels/rng.h", "cjson"),
     "engine/template": Room("tokenizer files base", "cjson pcre2 utf8proc gmp"),
     "engine/model": Room("tokenizer files base kernels/ops.h kernels/num.h kernels/block.h kernels/rng.h", "cjson pcre2"),
     "engine/grammar": Room("tokenizer base kernels/rng.h", "utf8proc"),

@@ -184,6 +184,45 @@ static void test_a_job_is_stored_as_it_was_asked(void **state)
     buf_free(&again);
 }
 
+static void test_files_and_weights(void **state)
+{
+    struct train_limits lim = {.model_id = "m", .weight_type = "bf16", .max_model_len = 512, .max_lora_rank = 256};
+    struct train_spec a;
+    struct buf text = {0};
+    static const char stored[] = "\"path\":[\"a*.jsonl\",[\"b\",\"c\"],\"d\"],\"weights\":[0.7,0.1,2]";
+    static const char *const bad[][2] = {
+        {"\"path\":[]", "dataset.path: the list is empty"},
+        {"\"path\":[\"a\",[]]", "dataset.path: a list in it is empty"},
+        {"\"path\":[\"a\",[[\"b\"]]]", "dataset.path: expected a string, or a list of them"},
+        {"\"file\":[\"a\",7]", "dataset.file: expected a string, or a list of them"},
+        {"\"file\":\"a\",\"weights\":[1,2]", "dataset.weights: expected 1, one for each set of `path` or `file`"},
+        {"\"rows\":[{}],\"weights\":[1]", "dataset.weights: expected 0, one for each set of `path` or `file`"},
+        {"\"path\":\"a\",\"weights\":[0]", "dataset.weights: must be numbers above 0 and at most 1e9"},
+        {"\"path\":\"a\",\"weights\":3", "dataset.weights: expected a list of numbers"},
+    };
+    (void)state;
+    buf_printf(&text, "{\"dataset\":{%s}}", stored);
+    cJSON *tree = parse(text.data);
+    assert_int_equal(train_spec_read(&a, tree, &lim, &e), 0);
+    assert_int_equal(a.data.n_refs, 4);
+    assert_int_equal(a.data.ref[2].set, 1);
+    buf_clear(&text);
+    train_spec_put(&text, &a);
+    assert_non_null(strstr(text.data, stored));
+    cJSON_Delete(tree);
+    train_spec_free(&a);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        buf_clear(&text);
+        buf_printf(&text, "{\"dataset\":{%s}}", bad[i][0]);
+        tree = parse(text.data);
+        assert_int_equal(train_spec_read(&a, tree, &lim, &e), 422);
+        assert_string_equal(e.msg, bad[i][1]);
+        cJSON_Delete(tree);
+        train_spec_free(&a);
+    }
+    buf_free(&text);
+}
+
 static void test_names(void **state)
 {
     static const char *const good[] = {"a", "A-1_b.c:d", "ft:demo:tandem::abc"};
@@ -300,6 +339,7 @@ int main(void)
         cmocka_unit_test(test_wrong_fields_are_named),
         cmocka_unit_test(test_one_set_of_limits),
         cmocka_unit_test(test_a_job_is_stored_as_it_was_asked),
+        cmocka_unit_test(test_files_and_weights),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_routes_with_a_parameter),
         cmocka_unit_test(test_forms_in_pieces),

@@ -328,7 +328,7 @@ static int run(struct builder *w, struct scan *scan, struct cache_writer *out, s
         while ((any = oldest_write(w, false, out, r, e)) == 1)
             ;
         if (any < 0) rc = any;
-        if (o->progress) o->progress(o->arg, (double)scan->source->at / (double)scan->source->size);
+        if (o->progress) o->progress(o->arg, source_progress(scan->source));
     }
     while (rc == 0 && w->written < w->filled) {
         int any = oldest_write(w, true, out, r, e);

@@ -113,11 +113,11 @@ static int part_open(struct cache *cache, const struct dataset_source *from, con
     memset(report, 0, sizeof *report);
     int rc = source_open(&source, from, o->max_bytes, e);
     if (rc) return rc;
-    *bytes += source.size;
-    if (*bytes > o->max_bytes)
+    rc = detect(&source, o, eos >= 0 ? tokenizer_spelling(tk, eos) : NULL, &d, e);
+    if (!rc) *bytes += d.bytes;
+    if (!rc && *bytes > o->max_bytes)
         rc = err_set(e, ERR_INVALID, "%s: the files together have more than the limit of %.1f MB", source.name,
                      (double)o->max_bytes / 1e6);
-    if (!rc) rc = detect(&source, o, eos >= 0 ? tokenizer_spelling(tk, eos) : NULL, &d, e);
     if (!rc) rc = prepare(&source, o, &d, tk, t, eos, cache, report, e);
     source_close(&source);
     if (rc < 0) return rc;

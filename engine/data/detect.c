@@ -32,6 +32,7 @@ static int read_through(struct source *s, struct pass *p, const char *marks[SCAN
     p->block = mem_alloc(SCAN_MARK_MAX + BLOCK);
     while ((n = source_read(s, p->block + carry, BLOCK, e)) > 0) {
         sha256_add(&h, p->block + carry, (size_t)n);
+        d->bytes += (uint64_t)n;
         if (!p->first) {
             p->head = (size_t)n;
             p->first = mem_alloc(p->head);
@@ -57,8 +58,8 @@ static const struct {
     const char *what;
 } foreign[] = {
     {"PAR1", 4, "a Parquet file"},
-    {"\x1f\x8b", 2, "compressed with gzip"},
-    {"\x28\xb5\x2f\xfd", 4, "compressed with zstd"},
+    {"\x1f\x8b", 2, "compressed with gzip twice"},
+    {"\x28\xb5\x2f\xfd", 4, "compressed twice"},
     {"BZh", 3, "compressed with bzip2"},
     {"\xfd\x37zXZ", 5, "compressed with xz"},
     {"PK\x03\x04", 4, "a zip file"},
@@ -68,16 +69,10 @@ static const struct {
     {"\xfe\xff", 2, "text in UTF-16"},
 };
 
-static bool has_suffix(const char *name, const char *suffix)
-{
-    size_t n = strlen(name), m = strlen(suffix);
-    return n > m && !strcasecmp(name + n - m, suffix);
-}
-
-static bool one_of(const char *name, const char *const *suffixes)
+static bool one_of(const struct source *s, const char *const *suffixes)
 {
     while (*suffixes)
-        if (has_suffix(name, *suffixes++)) return true;
+        if (source_is_named(s, *suffixes++)) return true;
     return false;
 }
 
@@ -85,12 +80,12 @@ static const char *const json_names[] = {".json", ".jsonl", ".ndjson", NULL};
 static const char *const text_names[] = {".txt", ".text", ".md", NULL};
 static const char *const table_names[] = {".csv", ".tsv", NULL};
 
-static int foreign_check(const char *name, const char *p, size_t n, struct err *e)
+static int foreign_check(const struct source *s, const char *p, size_t n, struct err *e)
 {
     for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
         if (n >= foreign[i].n && !memcmp(p, foreign[i].bytes, foreign[i].n))
-            return err_set(e, ERR_UNSUPPORTED, "%s: is %s; " KNOWN, name, foreign[i].what);
-    if (one_of(name, table_names)) return err_set(e, ERR_UNSUPPORTED, "%s: is a table; " KNOWN, name);
+            return err_set(e, ERR_UNSUPPORTED, "%s: is %s; " KNOWN, s->name, foreign[i].what);
+    if (one_of(s, table_names)) return err_set(e, ERR_UNSUPPORTED, "%s: is a table; " KNOWN, s->name);
     return 0;
 }
 
@@ -110,7 +105,7 @@ static enum scan_kind file_kind(const struct source *s, const struct dataset_opt
     size_t i = n >= 3 && !memcmp(p, "\xef\xbb\xbf", 3) ? 3 : 0;
     while (i < n && strchr(" \t\r\n", p[i]) && p[i]) i++;
     char c = i < n ? p[i] : 0;
-    bool json_name = one_of(s->name, json_names), text_name = one_of(s->name, text_names);
+    bool json_name = one_of(s, json_names), text_name = one_of(s, text_names);
     bool json = json_name || (o->format != DATASET_AUTO && o->format != DATASET_TEXT);
     if (s->text) return SCAN_ARRAY;
     if (!json && !text_name) { /* no known extension: text that begins like JSON is JSON */
@@ -184,8 +179,10 @@ int detect(struct source *s, const struct dataset_options *o, const char *eot, s
     *d = (struct detected){.format = o->format};
     if (marks[0] && !strcmp(marks[0], marks[1])) marks[0] = NULL;
     int rc = read_through(s, &p, marks, d, e);
-    if (!rc && !p.head) rc = err_set(e, ERR_IO, "%s: changed while it was read", s->name);
-    if (!rc && !s->text) rc = foreign_check(s->name, p.first, p.head, e);
+    if (!rc && !p.head)
+        rc = s->packing == PACKED_NOT ? err_set(e, ERR_IO, "%s: changed while it was read", s->name)
+                                      : err_set(e, ERR_INVALID, "%s: is empty", s->name);
+    if (!rc && !s->text) rc = foreign_check(s, p.first, p.head, e);
     if (!rc) {
         d->kind = file_kind(s, o, p.first, p.head, d->mark[0] || d->mark[1]);
         bool text = d->kind == SCAN_MARKED || d->kind == SCAN_PARAGRAPHS;

@@ -9,7 +9,8 @@ struct detected {
     enum scan_kind kind;
     enum dataset_format format;
     const char *mark[SCAN_MARKS];
-    unsigned char content[SHA256_BYTES]; /* of all bytes */
+    uint64_t bytes;                      /* decompressed */
+    unsigned char content[SHA256_BYTES]; /* of all of them */
 };
 
 /* Reads the whole source once.  eot: the spelling of the token that ends a text, or NULL.  An error names what was

@@ -254,15 +254,9 @@ static int read_plain(struct evaluation_rows *rows, struct source *s, struct err
     return rc;
 }
 
-static bool is_text_name(const char *name)
+static bool is_text_name(const struct source *s)
 {
-    static const char *const suffixes[] = {".txt", ".text", ".md"};
-    size_t n = strlen(name);
-    for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
-        size_t m = strlen(suffixes[i]);
-        if (n > m && strcasecmp(name + n - m, suffixes[i]) == 0) return true;
-    }
-    return false;
+    return source_is_named(s, ".txt") || source_is_named(s, ".text") || source_is_named(s, ".md");
 }
 
 /* Whether the first byte that is not white space begins an array. */
@@ -284,7 +278,7 @@ int evaluation_rows_read(struct evaluation_rows *rows, const char *path, size_t 
     *rows = (struct evaluation_rows){.name = mem_strdup(path)};
     if (source_open(&s, &(struct dataset_source){.path = path}, EVALUATION_FILE_BYTES, e)) return e->code;
     int rc = array_begins(&s, &array, e);
-    if (!rc && is_text_name(path))
+    if (!rc && is_text_name(&s))
         rc = read_plain(rows, &s, e);
     else if (!rc)
         rc = read_rows(rows, &s, array ? SCAN_ARRAY : SCAN_LINES, limit, e);

@@ -81,7 +81,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     char *text = malloc(size); /* exactly as long as it is */
     memcpy(text, data + 1, size - 1);
     if (how == 3) s.inline_json = text, s.inline_bytes = size - 1;
-    struct dataset_options o = {.format = (data[0] & 7) % 7, .max_length = 20, .max_row_bytes = data[0] & 32 ? 0 : 200};
+    struct dataset_options o = {.format = (data[0] & 7) % 7, .max_length = 20,
+                                .max_row_bytes = data[0] & 32 ? 0 : 200,
+                                .max_bytes = 4 << 20}; /* also of what a compressed file holds */
     struct dataset *d[2] = {0};
     struct dataset_report r[2];
     struct err e[2] = {0};

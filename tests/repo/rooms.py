@@ -41,7 +41,7 @@ ROOMS = {
     "engine/bench": Room("serve model base kernels/ops.h kernels/ceilings.h kernels/trace.h kernels/rng.h"),
     "engine/serve": Room("train model grammar tokenizer files base kernels/ops.h kernels/trace.h kernels/rng.h"),
     "engine/train": Room("data template model tokenizer files base kernels/ops.h kernels/trace.h kernels/rng.h"),
-    "engine/data": Room("template tokenizer files base kernels/rng.h", "cjson"),
+    "engine/data": Room("template tokenizer files base kernels/rng.h", "cjson zlib zstd"),
     "engine/template": Room("tokenizer files base", "cjson pcre2 utf8proc gmp"),
     "engine/model": Room("tokenizer files base kernels/ops.h kernels/num.h kernels/block.h kernels/rng.h", "cjson pcre2"),
     "engine/grammar": Room("tokenizer base kernels/rng.h", "utf8proc"),
@@ -87,6 +87,8 @@ LIBRARIES = {
     "pcre2": {"pcre2.h"},
     "utf8proc": {"utf8proc.h"},
     "gmp": {"gmp.h"},
+    "zlib": {"zlib.h"},
+    "zstd": {"zstd.h"},
     "cuda": {"cuda_runtime.h", "library_types.h"},
     "cxx": set("""algorithm chrono cassert cfloat cinttypes climits cmath cstddef cstdint cstdio cstdlib cstring ctime deque
         functional limits new tuple type_traits unordered_map unordered_set utility vector""".split()),

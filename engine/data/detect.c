@@ -52,21 +52,29 @@ static int read_through(struct source *s, struct pass *p, const char *marks[SCAN
 
 /* ---- kinds of files ---------------------------------------------------------------------------------------------- */
 
+/* What pandas makes of a file that it reads so. */
+#define PANDAS(imports, read)                                                                                          \
+    "convert it: python3 -c \"import sys, " imports "; " read                                                          \
+    ".to_json(sys.argv[2], orient='records', lines=True, force_ascii=False)\" FILE OUT.jsonl (needs: pip install "     \
+    "pandas "                                                                                                          \
+    "pyarrow)"
+
 static const struct {
     const char *bytes;
     size_t n;
-    const char *what;
+    const char *what, *help;
 } foreign[] = {
-    {"PAR1", 4, "a Parquet file"},
-    {"\x1f\x8b", 2, "compressed with gzip twice"},
-    {"\x28\xb5\x2f\xfd", 4, "compressed twice"},
-    {"BZh", 3, "compressed with bzip2"},
-    {"\xfd\x37zXZ", 5, "compressed with xz"},
-    {"PK\x03\x04", 4, "a zip file"},
-    {"ARROW1", 6, "an Arrow file"},
-    {"%PDF-", 5, "a PDF file"},
-    {"\xff\xfe", 2, "text in UTF-16"},
-    {"\xfe\xff", 2, "text in UTF-16"},
+    {"PAR1", 4, "a Parquet file", PANDAS("pandas", "pandas.read_parquet(sys.argv[1])")},
+    {"ARROW1", 6, "an Arrow file", PANDAS("pandas", "pandas.read_feather(sys.argv[1])")},
+    {"\xff\xff\xff\xff", 4, "an Arrow stream", PANDAS("pyarrow", "pyarrow.ipc.open_stream(sys.argv[1]).read_pandas()")},
+    {"\x1f\x8b", 2, "compressed twice", "decompress it once: gzip -d < FILE > OUT"},
+    {"\x28\xb5\x2f\xfd", 4, "compressed twice", "decompress it once: zstd -d FILE"},
+    {"BZh", 3, "compressed with bzip2", "decompress it: bzip2 -d FILE"},
+    {"\xfd\x37zXZ", 5, "compressed with xz", "decompress it: xz -d FILE"},
+    {"PK\x03\x04", 4, "a zip file", "unpack it: unzip FILE"},
+    {"%PDF-", 5, "a PDF file", KNOWN},
+    {"\xff\xfe", 2, "text in UTF-16", "convert it: iconv -f UTF-16 -t UTF-8 FILE > OUT"},
+    {"\xfe\xff", 2, "text in UTF-16", "convert it: iconv -f UTF-16 -t UTF-8 FILE > OUT"},
 };
 
 static bool one_of(const struct source *s, const char *const *suffixes)
@@ -78,14 +86,19 @@ static bool one_of(const struct source *s, const char *const *suffixes)
 
 static const char *const json_names[] = {".json", ".jsonl", ".ndjson", NULL};
 static const char *const text_names[] = {".txt", ".text", ".md", NULL};
-static const char *const table_names[] = {".csv", ".tsv", NULL};
+static const char *const comma_names[] = {".csv", NULL}, *const tab_names[] = {".tsv", NULL};
 
 static int foreign_check(const struct source *s, const char *p, size_t n, struct err *e)
 {
     for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
         if (n >= foreign[i].n && !memcmp(p, foreign[i].bytes, foreign[i].n))
-            return err_set(e, ERR_UNSUPPORTED, "%s: is %s; " KNOWN, s->name, foreign[i].what);
-    if (one_of(s, table_names)) return err_set(e, ERR_UNSUPPORTED, "%s: is a table; " KNOWN, s->name);
+            return err_set(e, ERR_UNSUPPORTED, "%.180s: is %s; %s", s->name, foreign[i].what, foreign[i].help);
+    if (one_of(s, comma_names))
+        return err_set(e, ERR_UNSUPPORTED, "%.180s: is a table; %s", s->name,
+                       PANDAS("pandas", "pandas.read_csv(sys.argv[1])"));
+    if (one_of(s, tab_names))
+        return err_set(e, ERR_UNSUPPORTED, "%.180s: is a table; %s", s->name,
+                       PANDAS("pandas", "pandas.read_csv(sys.argv[1], sep=chr(9))"));
     return 0;
 }
 

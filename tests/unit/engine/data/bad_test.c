@@ -191,6 +191,13 @@ static void test_bad_rows(void **state)
     "\"conversations\" or \"input_ids\", as JSONL or a JSON array, and plain text"
 #define B(s) s, sizeof(s) - 1
 
+/* The line that converts a file; it was run with pandas 2 and pyarrow. */
+#define PANDAS(imports, read)                                                                                          \
+    "convert it: python3 -c \"import sys, " imports "; " read                                                          \
+    ".to_json(sys.argv[2], orient='records', lines=True, force_ascii=False)\" FILE OUT.jsonl (needs: pip install "     \
+    "pandas "                                                                                                          \
+    "pyarrow)"
+
 static const struct {
     const char *name, *bytes;
     size_t n;
@@ -220,11 +227,16 @@ static const struct {
     {"a.txt",
      B("\xff\xfe"
        "a\0"),
-     "is text in UTF-16; " KNOWN},
-    {"a.parquet", B("PAR1...."), "is a Parquet file; " KNOWN},
-    {"a.jsonl.gz", B("\x1f\x8b\x08"), "is compressed with gzip; " KNOWN},
-    {"a.zip", B("PK\x03\x04"), "is a zip file; " KNOWN},
-    {"a.csv", B("prompt,completion\na,b\n"), "is a table; " KNOWN},
+     "is text in UTF-16; convert it: iconv -f UTF-16 -t UTF-8 FILE > OUT"},
+    {"a.parquet", B("PAR1...."), "is a Parquet file; " PANDAS("pandas", "pandas.read_parquet(sys.argv[1])")},
+    {"a", B("ARROW1\0\0"), "is an Arrow file; " PANDAS("pandas", "pandas.read_feather(sys.argv[1])")},
+    {"a.arrow", B("\xff\xff\xff\xff\x10\0\0\0"),
+     "is an Arrow stream; " PANDAS("pyarrow", "pyarrow.ipc.open_stream(sys.argv[1]).read_pandas()")},
+    {"a.jsonl.gz", B("\x1f\x8b\x08"), "byte 3: the gzip data are damaged: they are cut off"},
+    {"a.zip", B("PK\x03\x04"), "is a zip file; unpack it: unzip FILE"},
+    {"a.xz", B("\xfd\x37zXZ\0"), "is compressed with xz; decompress it: xz -d FILE"},
+    {"a.csv", B("prompt,completion\na,b\n"), "is a table; " PANDAS("pandas", "pandas.read_csv(sys.argv[1])")},
+    {"a.TSV", B("prompt\tb\n"), "is a table; " PANDAS("pandas", "pandas.read_csv(sys.argv[1], sep=chr(9))")},
     {"a.jsonl", B("{\"text\": \"\"}\n{\"text\": 5}\n"), "none of 2 text rows is usable; row 1: \"text\" is empty"},
     {"a.txt", B("\xc3\x28\n"), "none of 1 text rows is usable; row 1: not UTF-8 at byte 1"},
 };

@@ -3,6 +3,7 @@
 #include "engine/base/mem.h"
 #include "engine/data/encode.h"
 #include "engine/data/json.h"
+#include "engine/data/map.h"
 #include "engine/data/render.h"
 #include "engine/data/row.h"
 #include "engine/data/scan.h"
@@ -165,6 +166,7 @@ static int json_make(const struct builder *w, struct scratch *s, struct batch *b
 {
     struct row row = {0};
     cJSON *json = row_parse(row_bytes(b, r), r->n, e);
+    map_row(json, w->o);
     int rc = json ? row_read(&row, json, w->d->format, w->vocab, e) : e->code;
     if (!rc && row.kind == ROW_IDS) {
         for (int i = 0; i < row.n; i++) encoded_add(&s->ids, row.id[i], row.is_target[i]);

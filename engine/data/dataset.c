@@ -16,6 +16,7 @@
 #include "engine/data/build.h"
 #include "engine/data/cache.h"
 #include "engine/data/detect.h"
+#include "engine/data/map.h"
 #include "engine/data/mix.h"
 
 #include <stdio.h>
@@ -66,6 +67,7 @@ static void key_of(const struct detected *d, const struct dataset_options *o, co
     sha256_start(&h);
     sha256_add(&h, d->content, sizeof d->content);
     sha256_add(&h, more, sizeof more);
+    map_hash(&h, o);
     sha256_end(&h, key);
 }
 
@@ -215,6 +217,7 @@ int dataset_open_all(struct dataset **out, const struct dataset_source *v, int n
     if (n < 1 || n > DATASET_SOURCES_MAX)
         return err_set(e, ERR_INVALID, n < 1 ? "no data set is given: neither a file nor rows" : "more than %d files",
                        DATASET_SOURCES_MAX);
+    if (dataset_map_check(o.map, o.n_map, e)) return err_prefix(e, "map");
     struct dataset *d = mem_zalloc(sizeof *d);
     d->part = mem_array((size_t)n, sizeof *d->part);
     int rc = open_parts(d, v, n, &o, tk, t, eos, report, e);

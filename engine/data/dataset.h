@@ -37,8 +37,20 @@ struct dataset_source {
 
 enum { DATASET_SOURCES_MAX = 4096 };
 
+/* The field `to` of a row is called `from` in the data. */
+struct dataset_field {
+    const char *to, *from;
+};
+
+enum { DATASET_MAP_MAX = 16 };
+
+/* @return 0; or ERR_INVALID when a field is unknown or occurs twice, or there are too many. */
+int dataset_map_check(const struct dataset_field *, int n, struct err *e);
+
 struct dataset_options {
     enum dataset_format format;
+    const struct dataset_field *map; /* (n_map) */
+    int n_map;
     int max_length; /* >= 2.  Longer rows are truncated and counted in the report; plain text is split into chunks of
                        this length */
     bool train_on_prompt;  /* loss on everything, not only completions and assistant turns */

@@ -2,6 +2,7 @@
 
 #include "engine/base/mem.h"
 #include "engine/data/json.h"
+#include "engine/data/map.h"
 #include "engine/data/row.h"
 
 #include <stdlib.h>
@@ -103,10 +104,11 @@ static int foreign_check(const struct source *s, const char *p, size_t n, struct
 }
 
 /* The file starts with an object: decides between one row per line and one object around all rows. */
-static enum scan_kind object_kind(const char *p, size_t n)
+static enum scan_kind object_kind(const struct dataset_options *o, const char *p, size_t n)
 {
     const char *end = memchr(p, '\n', n);
     cJSON *first = row_parse(p, end ? (size_t)(end - p) : n, NULL);
+    map_row(first, o);
     bool known = row_format(first) != DATASET_AUTO;
     cJSON_Delete(first);
     return !known && scan_has_member(p, n) ? SCAN_MEMBER : SCAN_LINES;
@@ -132,7 +134,7 @@ static enum scan_kind file_kind(const struct source *s, const struct dataset_opt
         cJSON_Delete(first);
     }
     if (!json) return marked ? SCAN_MARKED : SCAN_PARAGRAPHS;
-    return c == '[' ? SCAN_ARRAY : c == '{' ? object_kind(p + i, n - i) : SCAN_LINES;
+    return c == '[' ? SCAN_ARRAY : c == '{' ? object_kind(o, p + i, n - i) : SCAN_LINES;
 }
 
 /* ---- formats of rows --------------------------------------------------------------------------------------------- */
@@ -154,6 +156,7 @@ static int format_of_rows(struct source *s, const struct dataset_options *o, str
     for (int i = 0; i < ROWS_TRIED && d->format == DATASET_AUTO && (rc = scan_next(&scan, &bytes, &at, e)) == 1; i++) {
         struct err why = {0};
         cJSON *row = at.too_large ? NULL : row_parse(bytes.data, bytes.len, &why);
+        map_row(row, o);
         d->format = row ? row_format(row) : DATASET_AUTO;
         if (i == 0) {
             buf_printf(&seen, "%s %llu is ", unit, (unsigned long long)at.line);

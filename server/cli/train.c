@@ -217,9 +217,26 @@ static int finish(const struct train_progress *p, const char *out, const char *d
     }
 }
 
+/* Splits "to=from,to=from" in place; false and *e. */
+static bool read_map(char *text, struct dataset_field map[DATASET_MAP_MAX], int *n, struct err *e)
+{
+    *n = 0;
+    for (char *save, *one = text ? strtok_r(text, ",", &save) : NULL; one; one = strtok_r(NULL, ",", &save)) {
+        char *is = strchr(one, '=');
+        if (*n == DATASET_MAP_MAX) return err_set(e, ERR_INVALID, "--map: more than %d fields", DATASET_MAP_MAX), false;
+        if (!is) return err_set(e, ERR_INVALID, "--map: %.60s is not TO=FROM", one), false;
+        *is = 0;
+        map[(*n)++] = (struct dataset_field){one, is + 1};
+    }
+    return !dataset_map_check(map, *n, e) || (err_prefix(e, "--map"), false);
+}
+
 static int train(const struct settings *s, const struct train_params *params)
 {
     struct err e = {0};
+    struct dataset_field map[DATASET_MAP_MAX];
+    int n_map;
+    if (!read_map(s->map, map, &n_map, &e)) return cmd_fail(&e);
     struct buf dir = {0};
     size_t n = strlen(s->out);
     while (n > 1 && s->out[n - 1] == '/') s->out[--n] = 0;
@@ -232,6 +249,8 @@ static int train(const struct settings *s, const struct train_params *params)
         .eval = (const char *const *)s->eval_data.v,
         .n_eval = s->eval_data.n,
         .options = {.format = (enum dataset_format)dataset_format_parse(s->format),
+                    .map = map,
+                    .n_map = n_map,
                     .train_on_prompt = s->train_on_prompt,
                     .keep_duplicates = s->keep_duplicates,
                     .progress = show_preparing},

@@ -73,7 +73,7 @@ struct settings {
     /* one run of a command */
     char *adapter, *prompt, *system, *text, *file, *ids, *out, *type, *merge_type, *file_format, *layout, *calibrate,
         *batch, *ops;
-    char *method, *data, *format, *from;
+    char *method, *data, *format, *map, *from;
     double cost_per_hour;
     struct string_list train_data, eval_data;
     bool json, kl, ignore_eos, special, train_on_prompt, keep_duplicates, ready;

@@ -260,6 +260,8 @@ static const struct setting_option table[] = {
     {"format", "Training", SETTING_CHOICE, AT(format), "auto", 0, 0,
      "auto|text|completion|alpaca|messages|sharegpt|tokens", CMD_TRAIN, true, "FORMAT",
      "what the rows are; auto looks at the first"},
+    {"map", "Training", SETTING_STRING, AT(map), NULL, 0, 0, NULL, CMD_TRAIN, true, "TO=FROM,...",
+     "fields of rows and what the data call them: prompt=question,completion=answer"},
     {"from", "Training", SETTING_STRING, AT(from), NULL, 0, 0, NULL, CMD_TRAIN, true, "DIR",
      "go on from this adapter instead of a new one"},
     {"train-on-prompt", "Training", SETTING_BOOL, AT(train_on_prompt), "false", 0, 0, NULL, CMD_TRAIN, true, NULL,

@@ -99,8 +99,8 @@ static bool find_files(struct store_request *c, struct db *db, struct data_spec 
         free(path);
         if (d->n_refs > DATASET_SOURCES_MAX) err_set(&e, ERR_INVALID, "more than %d files", DATASET_SOURCES_MAX);
     }
-    given.weight = NULL; /* stays */
-    data_spec_clear(&given);
+    for (int i = 0; i < given.n_refs; i++) free(given.ref[i].name);
+    free(given.ref);
     if (e.code) store_request_fail(c, 422, "validation", name, "%s.path: %s", name, e.msg);
     return !e.code;
 }

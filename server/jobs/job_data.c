@@ -93,6 +93,8 @@ int job_data_open(const struct app *app, const char *job_id, const struct data_s
     int n, rc = sources_of(dir, job_id, d, eval, &source, &n, e);
     struct dataset_options options = {
         .format = d->format,
+        .map = d->map,
+        .n_map = d->n_map,
         .max_length = p->max_length,
         .seed = p->seed,
         .train_on_prompt = d->train_on_prompt,

@@ -44,9 +44,15 @@ void data_spec_clear(struct data_spec *d)
     for (int i = 0; i < d->n_refs; i++) free(d->ref[i].name);
     free(d->ref);
     free(d->weight);
+    for (int i = 0; i < d->n_map; i++) {
+        free((char *)d->map[i].to);
+        free((char *)d->map[i].from);
+    }
+    free(d->map);
     d->ref = NULL;
     d->weight = NULL;
-    d->n_refs = d->n_weights = 0;
+    d->map = NULL;
+    d->n_refs = d->n_weights = d->n_map = 0;
 }
 
 /* One name of a file. */
@@ -126,10 +132,26 @@ static bool read_source(struct json_at *at, const struct train_limits *lim, stru
     return true;
 }
 
+/* "map": {"prompt": "question"}. */
+static bool read_map(struct json_at *at, struct data_spec *d)
+{
+    const cJSON *v = field(at->obj, "map");
+    struct err why = {0};
+    if (!v) return true;
+    if (!cJSON_IsObject(v)) return wrong(at, "map", "expected an object");
+    if (cJSON_GetArraySize(v) > DATASET_MAP_MAX) return wrong(at, "map", "more than %d fields", DATASET_MAP_MAX);
+    if (v->child) d->map = mem_array((size_t)cJSON_GetArraySize(v), sizeof *d->map);
+    for (const cJSON *c = v->child; c; c = c->next) {
+        if (!cJSON_IsString(c)) return wrong(at, "map", "%.60s: expected a string", c->string);
+        d->map[d->n_map++] = (struct dataset_field){mem_strdup(c->string), mem_strdup(c->valuestring)};
+    }
+    return !dataset_map_check(d->map, d->n_map, &why) || wrong(at, "map", "%s", why.msg);
+}
+
 static bool read_options(struct json_at *at, struct data_spec *d)
 {
     static const char *const names[] = {
-        "path", "file", "rows", "text", "format", "train_on_prompt", "keep_duplicates", "no_eos", "weights"};
+        "path", "file", "rows", "text", "format", "train_on_prompt", "keep_duplicates", "no_eos", "weights", "map"};
     const char *format;
     if (!json_only(at, names, sizeof names / sizeof *names)) return false;
     if (json_get_string(at, "format", &format)) {
@@ -138,6 +160,7 @@ static bool read_options(struct json_at *at, struct data_spec *d)
             return wrong(at, "format", "must be one of auto, text, completion, alpaca, messages, sharegpt, tokens");
         d->format = (enum dataset_format)f;
     }
+    if (!read_map(at, d)) return false;
     json_get_bool(at, "train_on_prompt", &d->train_on_prompt);
     json_get_bool(at, "keep_duplicates", &d->keep_duplicates);
     json_get_bool(at, "no_eos", &d->no_eos);
@@ -301,6 +324,17 @@ static void put_refs(struct buf *b, const char *name, const struct data_spec *d)
     if (d->n_weights) buf_str(b, "]");
 }
 
+static void put_map(struct buf *b, const struct data_spec *d)
+{
+    for (int i = 0; i < d->n_map; i++) {
+        buf_str(b, i ? "," : ",\"map\":{");
+        json_put_string(b, d->map[i].to, strlen(d->map[i].to));
+        buf_char(b, ':');
+        json_put_string(b, d->map[i].from, strlen(d->map[i].from));
+    }
+    if (d->n_map) buf_str(b, "}");
+}
+
 static void put_data(struct buf *b, const char *name, const struct data_spec *d)
 {
     static const char *const names[] = {"", "path", "file", "rows", "text"};
@@ -316,6 +350,7 @@ static void put_data(struct buf *b, const char *name, const struct data_spec *d)
         put_refs(b, names[d->kind], d);
     else
         buf_printf(b, ",\"%s\":%lld", names[d->kind], (long long)d->size);
+    put_map(b, d);
     buf_char(b, '}');
 }
 

@@ -23,6 +23,8 @@ struct data_spec {
     const cJSON *inline_; /* DATA_ROWS, DATA_TEXT: in the request's tree, borrowed; NULL once stored */
     int64_t size;         /* of them: rows, bytes */
     enum dataset_format format;
+    struct dataset_field *map; /* (n_map) texts and list owned */
+    int n_map;
     bool train_on_prompt, keep_duplicates, no_eos;
 };
 
@@ -49,7 +51,7 @@ struct train_limits {
 int train_spec_read(struct train_spec *, const cJSON *tree, const struct train_limits *, struct err *e);
 /* Appends a file. */
 void data_spec_add(struct data_spec *, const char *name, int set);
-void data_spec_clear(struct data_spec *); /* frees its files and weights */
+void data_spec_clear(struct data_spec *); /* frees what it owns */
 /* Appends the spec as a JSON object; inline data is replaced by its count. */
 void train_spec_put(struct buf *, const struct train_spec *);
 void train_spec_free(struct train_spec *);

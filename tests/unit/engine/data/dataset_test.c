@@ -201,6 +201,34 @@ static void test_duplicates(void **state)
     tokenizer_close(t);
 }
 
+static void check_mapped(const char *json, const struct dataset_field *map, int n, enum dataset_format format,
+                         const char *expected)
+{
+    struct dataset_source s = inline_rows(json);
+    struct dataset_options o = usual();
+    o.map = map;
+    o.n_map = n;
+    check_source(&s, &o, format, expected);
+}
+
+static void test_mapped_fields(void **state)
+{
+    static const struct dataset_field qa[] = {{"prompt", "question"}, {"completion", "answer"}},
+                                      swap[] = {{"prompt", "completion"}, {"completion", "prompt"}},
+                                      both[] = {{"prompt", "a"}, {"completion", "a"}}, bad[] = {{"promt", "a"}};
+    struct err e = {0};
+    (void)state;
+    /* a field that is there under its own name, too, is replaced; one that is not under the other stays */
+    check_mapped(
+        "[{\"question\": \"a\", \"answer\": \"b\", \"prompt\": \"no\"}, {\"prompt\": \"c\", \"completion\": \"d\"}]",
+        qa, 2, DATASET_COMPLETION, "a[b" EOT "]\nc[d" EOT "]\n");
+    check_mapped("[{\"prompt\": \"a\", \"completion\": \"b\"}]", swap, 2, DATASET_COMPLETION, "b[a" EOT "]\n");
+    check_mapped("[{\"a\": \"x\"}]", both, 2, DATASET_COMPLETION, "x[x" EOT "]\n");
+    check_mapped("[{\"text\": \"ab\"}, \"cd\"]", qa, 2, DATASET_TEXT, "a[b" EOT "]\nc[d" EOT "]\n");
+    assert_int_equal(dataset_map_check(bad, 1, &e), ERR_INVALID);
+    assert_non_null(strstr(e.msg, "promt is not a field of a row"));
+}
+
 /* ---- kinds of files ---------------------------------------------------------------------------------------------- */
 
 static void check_file(const char *name, const char *text, enum dataset_format format, const char *expected)
@@ -444,6 +472,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_train_on_prompt),
         cmocka_unit_test(test_truncation),
         cmocka_unit_test(test_duplicates),
+        cmocka_unit_test(test_mapped_fields),
         cmocka_unit_test(test_json_files),
         cmocka_unit_test(test_text_files),
         cmocka_unit_test(test_long_text),

@@ -189,7 +189,8 @@ static void test_files_and_weights(void **state)
     struct train_limits lim = {.model_id = "m", .weight_type = "bf16", .max_model_len = 512, .max_lora_rank = 256};
     struct train_spec a;
     struct buf text = {0};
-    static const char stored[] = "\"path\":[\"a*.jsonl\",[\"b\",\"c\"],\"d\"],\"weights\":[0.7,0.1,2]";
+    static const char stored[] = "\"path\":[\"a*.jsonl\",[\"b\",\"c\"],\"d\"],\"weights\":[0.7,0.1,2],"
+                                 "\"map\":{\"prompt\":\"question\"}";
     static const char *const bad[][2] = {
         {"\"path\":[]", "dataset.path: the list is empty"},
         {"\"path\":[\"a\",[]]", "dataset.path: a list in it is empty"},
@@ -198,6 +199,8 @@ static void test_files_and_weights(void **state)
         {"\"file\":\"a\",\"weights\":[1,2]", "dataset.weights: expected 1, one for each set of `path` or `file`"},
         {"\"rows\":[{}],\"weights\":[1]", "dataset.weights: expected 0, one for each set of `path` or `file`"},
         {"\"path\":\"a\",\"weights\":[0]", "dataset.weights: must be numbers above 0 and at most 1e9"},
+        {"\"path\":\"a\",\"map\":{\"text\":3}", "dataset.map: text: expected a string"},
+        {"\"path\":\"a\",\"map\":[]", "dataset.map: expected an object"},
         {"\"path\":\"a\",\"weights\":3", "dataset.weights: expected a list of numbers"},
     };
     (void)state;

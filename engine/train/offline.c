@@ -71,8 +71,10 @@ static int open_all(struct train_offline *o, const struct train_offline_config *
     if (!rc && c->n_eval && (rc = open_data(o, c, &o->eval_sources, &o->eval, &o->eval_report, e)))
         err_prefix(e, "--eval-data");
     if (rc) return rc;
+    struct train_params p = c->p;
+    if (c->batch_rows) p.batch_tokens = train_batch_tokens(c->batch_rows, &o->report);
     char *base_name = adapter_base_name(c->model.dir);
-    struct train_job job = {.p = c->p,
+    struct train_job job = {.p = p,
                             .data = o->data,
                             .eval = o->eval,
                             .from = c->from,

@@ -14,6 +14,7 @@ struct train_offline_config {
     int n_data, n_eval;
     struct dataset_options options; /* max_length, seed, eos and the cache directory are set from the other fields */
     struct train_params p;
+    int batch_rows; /* of a step, instead of p.batch_tokens; 0: not given */
     const char *from; /* an adapter directory; NULL */
     const char
         *chat_template; /* a file, or "plain": lines of "role: content"; NULL or "": the model's own, else plain */

@@ -1,6 +1,7 @@
 #include "engine/train/params.h"
 
 #include "engine/base/crc32c.h"
+#include "engine/data/dataset.h"
 #include "kernels/rng.h"
 
 #include <stddef.h>
@@ -30,6 +31,14 @@ void train_params_default(struct train_params *p, enum train_method method)
         .group_by_length = true,
         .seed = 42,
     };
+}
+
+int train_batch_tokens(int rows, const struct dataset_report *r)
+{
+    bool mixed = r->drawn > 0;
+    double tokens = (double)(mixed ? r->drawn_tokens : r->tokens), of = (double)(mixed ? r->drawn : r->kept);
+    double sum = of > 0 ? rows * tokens / of : 0;
+    return sum < 16 ? 16 : sum > 1048576 ? 1048576 : (int)sum;
 }
 
 /* ---- ranges ------------------------------------------------------------------------------------------------------ */

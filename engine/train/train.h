@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 struct engine;
+struct dataset_report;
 
 /* ---- what to do ------------------------------------------------------------------------------------------------ */
 
@@ -62,6 +63,8 @@ struct train_params {
 };
 
 void train_params_default(struct train_params *, enum train_method);
+/* @return batch_tokens of steps of about so many rows, by their average length. */
+int train_batch_tokens(int rows, const struct dataset_report *);
 
 /* The range of a numeric parameter; every check uses these.  Limits are chosen for f32 arithmetic, in which a decay of
  * 0.99999999 would be 1. */

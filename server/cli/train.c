@@ -8,7 +8,7 @@
 #include "engine/base/mem.h"
 #include "server/cli/cmd.h"
 #include "server/cli/train_progress.h"
-#include "server/jobs/train_params.h"
+#include "server/jobs/train_aliases.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -37,7 +37,7 @@ static bool flag_name(const char *word, char name[NAME_BYTES], const char **valu
     for (size_t i = 0; i < n; i++) name[i] = word[2 + i] == '-' ? '_' : word[2 + i];
     name[n] = 0;
     *value = word[2 + n] ? word + 3 + n : NULL;
-    return train_params_known(name, is_bool);
+    return train_hyperparameter_known(name, is_bool);
 }
 
 /* Converts a flag's text to JSON: a comma-separated list of modules to an array, a number to a number, the rest to a
@@ -231,7 +231,7 @@ static bool read_map(char *text, struct dataset_field map[DATASET_MAP_MAX], int 
     return !dataset_map_check(map, *n, e) || (err_prefix(e, "--map"), false);
 }
 
-static int train(const struct settings *s, const struct train_params *params)
+static int train(const struct settings *s, const struct train_params *params, int batch_rows)
 {
     struct err e = {0};
     struct dataset_field map[DATASET_MAP_MAX];
@@ -255,6 +255,7 @@ static int train(const struct settings *s, const struct train_params *params)
                     .keep_duplicates = s->keep_duplicates,
                     .progress = show_preparing},
         .p = *params,
+        .batch_rows = batch_rows,
         .from = s->from,
         .chat_template = s->chat_template,
         .dir = dir.data,
@@ -287,6 +288,7 @@ static int run(const struct settings *s, const cJSON *hyperparameters)
 {
     struct err e = {0};
     struct train_params p;
+    int batch_rows = 0;
     enum train_method method;
     struct json_at at = {hyperparameters, "", &e};
     const char *missing = !s->train_data.n ? "--data" : !s->out ? "--out" : NULL;
@@ -296,11 +298,11 @@ static int run(const struct settings *s, const cJSON *hyperparameters)
     }
     train_method_parse(s->method, &method);
     train_params_default(&p, method);
-    if (!train_params_read(&at, &p)) {
+    if (!train_hyperparameters_read(&at, &p, &batch_rows)) {
         fprintf(stderr, "tandem: %s\nusage: %s\n", e.msg, usage);
         return 2;
     }
-    return train(s, &p);
+    return train(s, &p, batch_rows);
 }
 
 int cmd_train(int argc, char **argv)

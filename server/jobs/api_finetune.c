@@ -336,7 +336,12 @@ static void create_from(struct store_request *c, struct db *db, struct json_at *
         for (const char *p = id + 4; *p; p++) seed = (seed * 31 + (uint64_t)(unsigned char)*p) & 0x7fffffff;
     cJSON *request = native_request(&a, native, top->obj, name, from, seed);
     int status = train_spec_read(&spec, request, &lim, top->e);
-    spec.batch_size = (int)a.batch;
+    if (a.batch > 0 && spec.batch_size && !status) {
+        err_set(top->e, ERR_INVALID,
+                "hyperparameters.batch_size: is the same as `per_device_train_batch_size`: give one of them");
+        status = 422;
+    }
+    if (a.batch > 0) spec.batch_size = (int)a.batch;
     if (a.rate > 0) spec.p.learning_rate *= a.rate;
     struct buf openai = {0};
     buf_str(&openai, "{\"object\":\"fine_tuning.job\"");

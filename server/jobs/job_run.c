@@ -65,16 +65,6 @@ static bool is_published(const struct run *r)
     return mine;
 }
 
-static void count_batch(struct run *r)
-{
-    struct train_params *p = &r->spec.p;
-    if (!r->spec.batch_size || !r->report.kept) return;
-    bool mixed = r->report.drawn > 0;
-    double rows = (double)(mixed ? r->report.drawn : r->report.kept);
-    double tokens = (double)r->spec.batch_size * (double)(mixed ? r->report.drawn_tokens : r->report.tokens) / rows;
-    p->batch_tokens = tokens < 16 ? 16 : tokens > 1048576 ? 1048576 : (int)tokens;
-}
-
 void run_prepare(uv_work_t *w)
 {
     struct run *r = w->data;
@@ -96,7 +86,7 @@ void run_prepare(uv_work_t *w)
         err_prefix(&r->e, "validation");
         return;
     }
-    count_batch(r);
+    if (r->spec.batch_size) r->spec.p.batch_tokens = train_batch_tokens(r->spec.batch_size, &r->report);
     r->e.code = 0;
     r->job = (struct train_job){
         .p = r->spec.p,

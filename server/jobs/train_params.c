@@ -115,29 +115,20 @@ static bool wrong(struct json_at *at, const char *name, const char *fmt, const c
     return false;
 }
 
-/* @return tandem's name for a hyperparameter of another framework, which edit distance would not find. */
+/* @return the name that was meant, which edit distance would not find.  Names that are accepted are in
+ * train_aliases.c. */
 static const char *known_alias(const char *name)
 {
     static const char *const pairs[][2] = {
         {"lr", "learning_rate"},
         {"n_epochs", "epochs"},
-        {"num_train_epochs", "epochs"},
         {"num_epochs", "epochs"},
-        {"r", "lora_r"},
         {"rank", "lora_r"},
         {"lora_rank", "lora_r"},
         {"alpha", "lora_alpha"},
         {"batch_size", "batch_tokens"},
-        {"per_device_train_batch_size", "batch_tokens"},
-        {"gradient_accumulation_steps", "batch_tokens"},
-        {"max_seq_length", "max_length"},
         {"max_seq_len", "max_length"},
-        {"lr_scheduler_type", "schedule"},
-        {"gradient_checkpointing", "recompute"},
         {"patience", "early_stopping_patience"},
-        {"adam_beta1", "beta1"},
-        {"adam_beta2", "beta2"},
-        {"adam_epsilon", "epsilon"},
     };
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         if (strcmp(name, pairs[i][0]) == 0) return pairs[i][1];

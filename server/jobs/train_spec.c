@@ -2,6 +2,7 @@
 #include "server/jobs/train_spec.h"
 
 #include "engine/base/mem.h"
+#include "server/jobs/train_aliases.h"
 #include "server/json/names.h"
 #include "server/store/data_dir.h"
 
@@ -267,7 +268,7 @@ static bool read_hyperparameters(struct json_at *top, const struct train_limits 
     if (s->p.lora_r > lim->max_lora_rank) s->p.lora_r = lim->max_lora_rank;
     if (!json_get_object(top, "hyperparameters", &obj)) return top->e->code == 0;
     struct json_at at = {.obj = obj, .path = "hyperparameters", .e = top->e};
-    if (!train_params_read(&at, &s->p)) return false;
+    if (!train_hyperparameters_read(&at, &s->p, &s->batch_size)) return false;
     if (s->p.max_length > lim->max_model_len && !lim->stored)
         return wrong(&at, "max_length", "must be at most %d, the model's positions", lim->max_model_len);
     if (lora && s->p.lora_r > lim->max_lora_rank && !lim->stored) /* the result could not be served */

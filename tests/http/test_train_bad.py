@@ -97,7 +97,7 @@ REFUSED = [
     (hyper(learning_rate="2e-4"), 422, "hyperparameters.learning_rate: expected a number"),
     (hyper(lr=1e-4), 422, "hyperparameters.lr: unknown field; did you mean `learning_rate`?"),
     (hyper(learning_rte=1e-4), 422, "did you mean `learning_rate`?"),
-    (hyper(num_train_epochs=3), 422, "did you mean `epochs`?"),
+    (hyper(num_train_epochs=3, epochs=2), 422, "hyperparameters.num_train_epochs: is the same as `epochs`: give one of them"),
     (hyper(epochs=0), 422, "hyperparameters.epochs: must be above 0 and at most 1000"),
     (hyper(epochs=1001), 422, "hyperparameters.epochs"),
     (hyper(max_steps=-1), 422, "hyperparameters.max_steps"),

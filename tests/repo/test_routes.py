@@ -61,6 +61,11 @@ def test_every_hyperparameter_is_described():
     table = (ROOT / "server/jobs/train_params.c").read_text().split("} fields[] = {", 1)[1].split("};", 1)[0]
     schema = yaml.safe_load((ROOT / "docs/openapi.yaml").read_text())["components"]["schemas"]["Hyperparameters"]
     assert set(re.findall(r'^    \{"(\w+)"', table, re.M)) == set(schema["properties"])
+    aliases = (ROOT / "server/jobs/train_aliases.c").read_text().split("} aliases[] = {", 1)[1].split("};", 1)[0]
+    names = set(re.findall(r'^    \{"(\w+)"', aliases, re.M))
+    (pattern,) = schema["patternProperties"]
+    assert names == set(pattern.removeprefix("^(").removesuffix(")$").split("|"))
+    assert all(f"`{name}`" in (ROOT / "docs/train-api.md").read_text() for name in names)
 
 
 def test_every_range_is_the_described_one():

@@ -2,6 +2,7 @@
  * forms; routes with a parameter. */
 #include "engine/train/params.h"
 #include "server/jobs/job_run.h"
+#include "server/jobs/train_aliases.h"
 #include "server/jobs/train_spec.h"
 #include "server/net/multipart.h"
 #include "server/net/route.h"
@@ -113,6 +114,75 @@ static void test_wrong_fields_are_named(void **state)
         assert_false(read_params(cases[i].text, &p));
         assert_non_null(strstr(e.msg, cases[i].message));
     }
+}
+
+/* The names of transformers, TRL and PEFT. */
+static void test_other_names(void **state)
+{
+    static const struct {
+        const char *theirs, *ours;
+        int rows;
+    } same[] = {
+        {"{\"num_train_epochs\":2,\"max_seq_length\":64,\"r\":4,\"adam_beta1\":0.5,\"adam_beta2\":0.75,\"adam_"
+         "epsilon\":1e-6}",
+         "{\"epochs\":2,\"max_length\":64,\"lora_r\":4,\"beta1\":0.5,\"beta2\":0.75,\"epsilon\":1e-6}", 0},
+        {"{\"lr_scheduler_type\":\"constant_with_warmup\",\"optim\":\"adamw_torch_fused\",\"bf16\":false}",
+         "{\"schedule\":\"constant\",\"optimizer\":\"adamw\",\"f32\":true}", 0},
+        {"{\"gradient_checkpointing\":true,\"bf16\":true,\"fp16\":false,\"logging_steps\":5,\"report_to\":\"none\"}",
+         "{\"recompute\":\"on\",\"f32\":false}", 0},
+        {"{\"per_device_train_batch_size\":4,\"gradient_accumulation_steps\":8,\"task_type\":\"CAUSAL_LM\"}", "{}", 32},
+        {"{\"per_device_train_batch_size\":3,\"seed\":18446744073709551615}", "{\"seed\":18446744073709551615}", 3},
+        {"{\"num_train_epochs\":null,\"epochs\":null,\"target_modules\":[\"q_proj\"]}",
+         "{\"target_modules\":[\"q_proj\"]}", 0},
+    };
+    static const char *const bad[][2] = {
+        {"{\"max_seq_length\":64,\"max_length\":64}",
+         "h.max_seq_length: is the same as `max_length`: give one of them"},
+        {"{\"bf16\":true,\"f32\":true}", "h.bf16: is the same as `f32`: give one of them"},
+        {"{\"batch_tokens\":64,\"per_device_train_batch_size\":1}",
+         "h.per_device_train_batch_size: is the same as `batch_tokens`"},
+        {"{\"gradient_accumulation_steps\":2}", "h.gradient_accumulation_steps: needs per_device_train_batch_size"},
+        {"{\"per_device_train_batch_size\":60000,\"gradient_accumulation_steps\":2}", "more than 65536 rows to a step"},
+        {"{\"per_device_train_batch_size\":0}", "h.per_device_train_batch_size: must be between 1 and 65536"},
+        {"{\"fp16\":true}", "h.fp16: is not supported"},
+        {"{\"optim\":\"sgd\"}", "h.optim: must be one of adamw, adamw_torch"},
+        {"{\"gradient_checkpointing\":1}", "h.gradient_checkpointing: expected a boolean"},
+        {"{\"num_train_epochs\":\"x\"}", "h.epochs: expected a number"},
+        {"{\"r\":4,\"learningrate\":1}", "did you mean `learning_rate`?"},
+    };
+    struct train_params a, b;
+    struct buf ours = {0}, theirs = {0};
+    bool is_bool;
+    (void)state;
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
+        int rows = 0;
+        cJSON *tree = parse(same[i].theirs);
+        struct json_at at = {.obj = tree, .path = "h", .e = &e};
+        train_params_default(&a, TRAIN_LORA);
+        if (!train_hyperparameters_read(&at, &a, &rows)) fail_msg("%s", e.msg);
+        assert_int_equal(rows, same[i].rows);
+        assert_true(read_params(same[i].ours, &b));
+        buf_clear(&ours);
+        buf_clear(&theirs);
+        train_params_put(&theirs, &a);
+        train_params_put(&ours, &b);
+        assert_string_equal(theirs.data, ours.data);
+        cJSON_Delete(tree);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        int rows = 0;
+        cJSON *tree = parse(bad[i][0]);
+        struct json_at at = {.obj = tree, .path = "h", .e = &e};
+        train_params_default(&a, TRAIN_LORA);
+        assert_false(train_hyperparameters_read(&at, &a, &rows));
+        if (!strstr(e.msg, bad[i][1])) fail_msg("%s, not %s", e.msg, bad[i][1]);
+        cJSON_Delete(tree);
+    }
+    assert_true(train_hyperparameter_known("bf16", &is_bool) && is_bool);
+    assert_true(train_hyperparameter_known("max_seq_length", &is_bool) && !is_bool);
+    assert_false(train_hyperparameter_known("zzz", &is_bool));
+    buf_free(&ours);
+    buf_free(&theirs);
 }
 
 /* A number at a limit, or the next beyond it, is one thing to the reader of requests and to the engine; and what has to
@@ -337,15 +407,11 @@ static void test_skips_are_counted_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_there_and_back),
-        cmocka_unit_test(test_full_there_and_back),
-        cmocka_unit_test(test_wrong_fields_are_named),
-        cmocka_unit_test(test_one_set_of_limits),
-        cmocka_unit_test(test_a_job_is_stored_as_it_was_asked),
-        cmocka_unit_test(test_files_and_weights),
-        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_routes_with_a_parameter),
-        cmocka_unit_test(test_forms_in_pieces),
+        cmocka_unit_test(test_there_and_back),          cmocka_unit_test(test_full_there_and_back),
+        cmocka_unit_test(test_wrong_fields_are_named),  cmocka_unit_test(test_other_names),
+        cmocka_unit_test(test_one_set_of_limits),       cmocka_unit_test(test_a_job_is_stored_as_it_was_asked),
+        cmocka_unit_test(test_files_and_weights),       cmocka_unit_test(test_names),
+        cmocka_unit_test(test_routes_with_a_parameter), cmocka_unit_test(test_forms_in_pieces),
         cmocka_unit_test(test_skips_are_counted_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

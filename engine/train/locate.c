@@ -16,8 +16,8 @@ struct finder {
     struct op_watch watch; /* first */
     struct train *t;
     const struct microbatches_step *step;
-    uint32_t micro;
-    float *host; /* owned */
+    uint32_t micro; /* its first unit */
+    float *host;    /* owned */
     size_t cap_host;
     /* what was found; of rows: one that has it is at `row`, `n_rows` have it */
     bool found, sum;
@@ -212,8 +212,9 @@ bool train_locate(struct train *t, int64_t step, struct buf *out)
     bool stopped = false;
     optim_zero_grad(&t->o);
     t->tm.watch = &f.watch;
-    for (f.micro = 0; f.micro < b.n_micro && !f.found && !stopped; f.micro++) {
-        micro_fill(&t->micro, &t->rows, &b, f.micro, tokens);
+    for (uint32_t next; f.micro < b.n_micro && !stopped; f.micro = next) {
+        next = train_fit_units(t, &t->rows, &b, f.micro);
+        micro_fill(&t->micro, &t->rows, &b, f.micro, next, tokens);
         train_model_run(&t->tm, &t->micro, true, scale);
         tokens += (uint64_t)t->micro.n_tokens;
         stopped = train_device_failed(t, &e) || atomic_load(&t->command) != TRAIN_GO_ON;

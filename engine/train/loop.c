@@ -38,23 +38,39 @@ static enum outcome run_step(struct train *t, struct train_rows *rows, int64_t s
 {
     struct microbatches_step b = train_rows_step(rows, step);
     int64_t targets = train_rows_targets(rows, &b), tokens = 0;
-    for (uint32_t i = 0; i < b.n_micro; i++) {
+    for (uint32_t i = 0, next; i < b.n_micro; i = next) {
         enum outcome o = asked(t);
         if (o != GO_ON) return o;
-        micro_fill(&t->micro, rows, &b, i, (uint64_t)tokens);
+        next = train_fit_units(t, rows, &b, i);
+        micro_fill(&t->micro, rows, &b, i, next, (uint64_t)tokens);
         step_clock_read(t->tm.clock, TRAIN_DATA);
         struct train_loss l = train_model_run(&t->tm, &t->micro, back, (float)(1 / (double)targets));
         step_clock_read(t->tm.clock, TRAIN_BACKWARD);
         if (train_device_failed(t, e)) return FAILED;
-        sum->loss += l.sum;
+        /* one by one, so that the sum is the same for micro-batches of any size */
+        for (int k = 0; k < t->micro.n_targets; k++) sum->loss += (double)t->tm.host_loss[k];
         sum->hits += l.hits;
+        sum->micro_batches++;
         tokens += t->micro.n_tokens;
     }
     sum->targets += targets;
     sum->tokens += tokens;
     sum->rows += b.n_rows;
-    sum->micro_batches += b.n_micro;
     return GO_ON;
+}
+
+/* The same, with smaller micro-batches when memory is short. */
+static enum outcome fit_step(struct train *t, struct train_rows *rows, int64_t step, bool back, struct sums *sum,
+                             struct err *e)
+{
+    struct sums before = *sum;
+    enum outcome o;
+    while ((o = run_step(t, rows, step, back, sum, e)) == FAILED && train_fit_less(t, e)) {
+        *sum = before;
+        train_emit_warnings(t);
+        if (back) optim_zero_grad(&t->o);
+    }
+    return o;
 }
 
 /* Says where in the step before st.step the first value is that is not finite; "": unknown. */
@@ -140,7 +156,7 @@ static enum outcome compute_step(struct train *t, struct sums *sum, struct err *
     optim_zero_grad(&t->o);
     step_clock_read(&t->clock, TRAIN_OPTIMIZER);
     t->tm.clock = &t->clock;
-    enum outcome o = run_step(t, &t->rows, t->st.step, true, sum, e);
+    enum outcome o = fit_step(t, &t->rows, t->st.step, true, sum, e);
     t->tm.clock = NULL; /* evaluations are not part of steps */
     return o;
 }
@@ -212,7 +228,7 @@ static enum outcome evaluate(struct train *t, struct err *e)
     enum outcome o = GO_ON;
     t->tm.dropout = t->tm.residual_dropout = 0;
     if (t->o.avg) train_full_use(&t->full, &t->o, t->o.avg);
-    for (int64_t i = 0; i < t->eval.before[1] && o == GO_ON; i++) o = run_step(t, &t->eval, i, false, &sum, e);
+    for (int64_t i = 0; i < t->eval.before[1] && o == GO_ON; i++) o = fit_step(t, &t->eval, i, false, &sum, e);
     t->tm.dropout = dropout;
     t->tm.residual_dropout = residual;
     if (t->o.avg) train_full_use(&t->full, &t->o, t->o.p);

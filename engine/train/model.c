@@ -60,15 +60,35 @@ static void gemm(struct train_model *m, struct mat c, struct mat a, struct mat b
                      .c = c, .a = a, .b = b, .tb = tb, .accumulate = accumulate, .half = m->half, .alpha = alpha});
 }
 
+/* The rows of a matrix that are tokens of unit i. */
+static struct mat unit_rows(const struct train_model *m, struct mat x, int i)
+{
+    const int32_t *unit = m->b->unit;
+    return x.p ? mat_rows(x, unit[i], unit[i + 1] - unit[i]) : x;
+}
+
 /* dw (n, k) += alpha dy^T x */
 static void weight_grad(struct train_model *m, float *dw, struct mat dy, struct mat x, float alpha)
 {
-    chunked_weight_grad(chunks_of(m), dw, dy, x, alpha, m->half);
+    for (int i = 0; i < m->b->n_units; i++)
+        chunked_weight_grad(chunks_of(m), dw, unit_rows(m, dy, i), unit_rows(m, x, i), alpha, m->half);
 }
 
 static void bias_grad(struct train_model *m, float *db, struct mat dy)
 {
-    chunked_col_sum(chunks_of(m), (struct col_sum_args){dy, db});
+    for (int i = 0; i < m->b->n_units; i++)
+        chunked_col_sum(chunks_of(m), (struct col_sum_args){unit_rows(m, dy, i), db});
+}
+
+static void norm_back(struct train_model *m, struct norm_back_args a)
+{
+    for (int i = 0; i < m->b->n_units; i++) {
+        struct norm_back_args part = a;
+        part.dx = unit_rows(m, a.dx, i);
+        part.x = unit_rows(m, a.x, i);
+        part.dy = unit_rows(m, a.dy, i);
+        chunked_norm_back(chunks_of(m), part);
+    }
 }
 
 static void norm(struct train_model *m, struct mat out, struct mat x, struct layer_norm n)
@@ -95,7 +115,7 @@ static void norm_if_back(struct train_model *m, struct mat dx, struct mat x, str
                          float *dw, float *db)
 {
     if (n.w)
-        chunked_norm_back(chunks_of(m), (struct norm_back_args){dx, x, dh, n.w, m->c->eps, m->c->norm, true, dw, db});
+        norm_back(m, (struct norm_back_args){dx, x, dh, n.w, m->c->eps, m->c->norm, true, dw, db});
     else
         add(m, dx, dh);
 }
@@ -384,14 +404,14 @@ static struct mat branch_grad(struct train_model *m, const struct layer *l, enum
     drop_branch(m, l->index, b, to);
     if (l->b->residual_scale != 1) chunked_scale(chunks_of(m), to, (double)l->b->residual_scale);
     if (post.w)
-        chunked_norm_back(chunks_of(m), (struct norm_back_args){.dx = to,
-                                                                .x = bare,
-                                                                .dy = to,
-                                                                .w = post.w,
-                                                                .eps = m->c->eps,
-                                                                .kind = m->c->norm,
-                                                                .dw = b == ATTENTION ? g->post1_w : g->post2_w,
-                                                                .db = b == ATTENTION ? g->post1_b : g->post2_b});
+        norm_back(m, (struct norm_back_args){.dx = to,
+                                             .x = bare,
+                                             .dy = to,
+                                             .w = post.w,
+                                             .eps = m->c->eps,
+                                             .kind = m->c->norm,
+                                             .dw = b == ATTENTION ? g->post1_w : g->post2_w,
+                                             .db = b == ATTENTION ? g->post1_b : g->post2_b});
     return to;
 }
 
@@ -443,15 +463,16 @@ static void feed_forward_back(struct train_model *m, const struct layer *l, cons
 /* dx: on entry the gradient by the norm's output, on return by its input */
 static void whole_norm_back(struct train_model *m, struct norm_args n, struct mat dx, float *dw)
 {
-    chunked_norm_back(
-        chunks_of(m),
-        (struct norm_back_args){.dx = dx, .x = n.x, .dy = dx, .w = n.w, .eps = n.eps, .kind = n.kind, .dw = dw});
+    norm_back(m,
+              (struct norm_back_args){.dx = dx, .x = n.x, .dy = dx, .w = n.w, .eps = n.eps, .kind = n.kind, .dw = dw});
 }
 
 static void head_norm_back(struct train_model *m, struct head_norm_args n, struct mat dx, float *dw, float *db)
 {
-    chunked_head_norm_back(chunks_of(m), (struct head_norm_back_args){dx, n.x, n.col, n.heads, n.head_dim, n.w, n.eps,
-                                                                      dw, n.kind, db, n.by_head});
+    for (int i = 0; i < m->b->n_units; i++)
+        chunked_head_norm_back(chunks_of(m),
+                               (struct head_norm_back_args){unit_rows(m, dx, i), unit_rows(m, n.x, i), n.col, n.heads,
+                                                            n.head_dim, n.w, n.eps, dw, n.kind, db, n.by_head});
 }
 
 static void rotate_back(struct train_model *m, const struct layer *l, const struct kept *k, struct mat dqkv)
@@ -566,14 +587,27 @@ static void head(struct train_model *m, int from, int n, bool back, struct mat d
                                             m->hit + from, back, m->c->logit_scale, m->c->logit_softcap});
     if (!back) return;
     if (g) {
-        weight_grad(m, g->head, logits, h, 1);
-        bias_grad(m, g->head_b, logits);
+        chunked_weight_grad(chunks_of(m), g->head, logits, h, 1, m->half);
+        chunked_col_sum(chunks_of(m), (struct col_sum_args){logits, g->head_b});
     }
     linear_back(m, NULL, dh, logits, w->head, false);
     chunked_norm_back(chunks_of(m), (struct norm_back_args){dh, x, dh, w->norm_w, m->c->eps, m->c->norm, false,
                                                             g ? g->norm_w : NULL, g ? g->norm_b : NULL});
     /* scatters: row[t] are distinct */
     chunked_embed_back(chunks_of(m), (struct embed_back_args){.dtable = dx, .dx = dh, .id = m->row + from});
+}
+
+/* The losses of all targets.  Without gradients of the head there is no sum over tokens, and units are no bounds. */
+static void heads(struct train_model *m, bool back, struct mat dx)
+{
+    const struct micro *b = m->b;
+    int units = m->grads ? b->n_units : 1;
+    for (int i = 0; i < units; i++)
+        for (int end = m->grads ? b->unit_target[i + 1] : b->n_targets, from = m->grads ? b->unit_target[i] : 0, n;
+             from < end; from += n) {
+            n = end - from < m->head_rows ? end - from : m->head_rows;
+            head(m, from, n, back, dx);
+        }
 }
 
 static struct train_loss read_loss(struct train_model *m)
@@ -638,10 +672,7 @@ struct train_loss train_model_run(struct train_model *m, const struct micro *b, 
     step_clock_read(m->clock, TRAIN_FORWARD);
     struct mat dx = here(m, m->dx);
     if (back) chunked_zero(chunks_of(m), dx);
-    for (int from = 0, n; from < b->n_targets; from += n) {
-        n = b->n_targets - from < m->head_rows ? b->n_targets - from : m->head_rows;
-        head(m, from, n, back, dx);
-    }
+    heads(m, back, dx);
     step_clock_divide(m->clock, TRAIN_FORWARD, !back ? 1 : m->grads ? 1.0 / 3 : 0.5, TRAIN_BACKWARD);
     if (back) backward(m, dx);
     return read_loss(m);

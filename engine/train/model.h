@@ -37,7 +37,10 @@ struct micro {
     int32_t *q_start;  /* (n_seqs + 1) */
     int32_t *row;      /* (n_targets) tokens whose successor is a target */
     int32_t *target;   /* (n_targets) ids of those successors */
-    uint64_t first;    /* number of tokens of this step before this micro-batch, for dropout */
+    int n_units; /* sums over tokens are made unit by unit, so that they do not depend on how many are in a micro-batch
+                  */
+    int32_t *unit, *unit_target; /* (n_units + 1) the first token, the first target of each */
+    uint64_t first;              /* number of tokens of this step before this micro-batch, for dropout */
 };
 
 /* ---- the model ------------------------------------------------------------------------------------------------- */
@@ -105,6 +108,8 @@ static inline const struct site *train_site(const struct train_model *m, int lay
 size_t train_model_bytes(const struct train_model *, size_t *largest);
 /* positions: size of the rotary tables. */
 int train_model_open(struct train_model *, int positions, struct err *);
+/* Closes it and opens it for another number of tokens; after an error it is to be closed. */
+int train_model_reopen(struct train_model *, int max_tokens, int positions, struct err *);
 void train_model_close(struct train_model *);
 
 /* model.c */

@@ -151,6 +151,23 @@ int train_model_open(struct train_model *m, int positions, struct err *e)
     return rope_tables_open(m->c->rope, m->c->n_ropes, m->c->near_len, m->d, positions, m->rope, e);
 }
 
+int train_model_reopen(struct train_model *m, int max_tokens, int positions, struct err *e)
+{
+    struct train_model next = *m;
+    train_model_close(m);
+    next.max_tokens = max_tokens;
+    next.kept = NULL;
+    next.owned = NULL;
+    next.n_owned = next.cap_owned = 0;
+    next.host_loss = NULL;
+    next.host_hit = NULL;
+    next.b = NULL;
+    next.experts = (struct train_experts){0};
+    for (int i = 0; i < ROPES_MAX; i++) next.rope[i] = (struct rope_table){0};
+    *m = next;
+    return train_model_open(m, positions, e);
+}
+
 void train_model_close(struct train_model *m)
 {
     for (size_t i = 0; i < m->n_owned; i++) m->d->ops->free(m->d, m->owned[i]);

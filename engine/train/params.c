@@ -56,6 +56,7 @@ static const struct {
     {{"max_steps", 0, 1e12, false}, INT64, AT(max_steps), false},
     {{"batch_tokens", 16, 1048576, false}, INT, AT(batch_tokens), false},
     {{"micro_tokens", 0, 1048576, false}, INT, AT(micro_tokens), false},
+    {{"memory_mib", 0, 1e9, false}, INT, AT(memory_mib), false},
     {{"max_length", 8, 1048576, false}, INT, AT(max_length), false}, /* and at most the model's */
     {{"learning_rate", 0, 1, true}, DOUBLE, AT(learning_rate), false},
     {{"min_lr_ratio", 0, 1, false}, DOUBLE, AT(min_lr_ratio), false},
@@ -106,7 +107,8 @@ static int check_ranges(const struct train_params *p, bool lora, struct err *e)
     for (int i = 0; i < N_RANGES; i++) {
         const struct train_range *r = &table[i].range;
         double v = value_of(p, i);
-        if ((table[i].lora && !lora) || train_range_has(r, v)) continue;
+        bool automatic = table[i].at == AT(micro_tokens) && v == MICRO_TOKENS_AUTO;
+        if ((table[i].lora && !lora) || automatic || train_range_has(r, v)) continue;
         return err_set(e, ERR_INVALID, "%s must be %s %.12g and at most %.12g, not %.12g", r->name,
                        r->above_min ? "above" : "at least", r->min, r->max, v);
     }
@@ -134,8 +136,16 @@ int train_params_check(struct train_params *p, const struct model_config *c, str
         return err_set(e, ERR_INVALID, "dropout is for method full: adapters have lora_dropout");
     if (!lora) p->lora_dropout = 0;
     if (!p->micro_tokens) p->micro_tokens = p->batch_tokens < 2048 ? p->batch_tokens : 2048;
-    if (p->micro_tokens < p->max_length) p->micro_tokens = p->max_length;
+    if (p->micro_tokens < p->max_length && p->micro_tokens != MICRO_TOKENS_AUTO) p->micro_tokens = p->max_length;
     return 0;
+}
+
+int train_unit_tokens(const struct train_params *p)
+{
+    enum { UNIT = 512 }; /* enough for the GEMMs of the sums, little enough to fit almost anywhere */
+    int unit = p->batch_tokens < UNIT ? p->batch_tokens : UNIT;
+    if (p->micro_tokens != MICRO_TOKENS_AUTO) return p->micro_tokens;
+    return unit > p->max_length ? unit : p->max_length;
 }
 
 /* ---- the hash ---------------------------------------------------------------------------------------------------- */
@@ -169,7 +179,7 @@ static uint64_t mix_tensor(uint64_t h, const struct tensor *t)
 uint64_t train_job_hash(const struct train_params *p, uint64_t data, uint64_t eval, const struct tensor_source *base,
                         const float *first, size_t n)
 {
-    /* recompute and save_steps are left out: they do not change the result. */
+    /* recompute, save_steps and memory_mib are left out: they do not change the result. */
     const double numbers[] = {
         p->method,
         p->epochs,

@@ -14,4 +14,8 @@ int train_params_check(struct train_params *, const struct model_config *, struc
 uint64_t train_job_hash(const struct train_params *, uint64_t data, uint64_t eval, const struct tensor_source *base,
                         const float *p, size_t n);
 
+/* Most tokens of a unit: sums over tokens are made unit by unit.  With MICRO_TOKENS_AUTO a micro-batch is as many units
+ * as fit into memory; else each micro-batch is one.  p must have been checked. */
+int train_unit_tokens(const struct train_params *p);
+
 #endif

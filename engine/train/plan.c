@@ -34,11 +34,48 @@ static size_t scratch_bytes(const struct train *t)
     return (size_t)((forward > back ? forward : back) * SPARE + ROW_BYTES * (double)(t->rows.n + t->eval.n));
 }
 
-/* The memory available to training: the device's own, or the host's. */
-static size_t room_for(struct dev *d, size_t *block)
+/* The memory available to training: the device's own, or the host's; at most so many MiB, 0: all. */
+static size_t room_for(struct dev *d, int mib, size_t *block)
 {
-    if (!dev_host_memory(d)) return dev_memory_left(d, block);
-    return *block = memory_available();
+    size_t room = dev_host_memory(d) ? *block = memory_available() : dev_memory_left(d, block);
+    size_t limit = mib ? (size_t)mib << 20 : SIZE_MAX;
+    if (*block > limit) *block = limit;
+    return room < limit ? room : limit;
+}
+
+/* The bytes of the whole job with micro-batches of so many tokens; *largest: of the largest array of activations. */
+static double bytes_of(struct train *t, int tokens, bool recompute, size_t *largest)
+{
+    struct train_plan *p = &t->plan;
+    p->micro_tokens = t->tm.max_tokens = tokens;
+    p->recompute = t->tm.recompute = recompute;
+    p->activation_bytes = train_model_bytes(&t->tm, largest) + scratch_bytes(t);
+    return (double)p->state_bytes + (double)p->activation_bytes;
+}
+
+/* Chooses the tokens of a micro-batch, and whether activations are recomputed, which costs more time than smaller
+ * micro-batches do.  @return the bytes of the job, with the least that it can do with when even that does not fit. */
+static double fit(struct train *t, size_t room, size_t block, size_t *largest)
+{
+    const double KEPT = 0.6, ALL = 0.95; /* of the free memory: activations are kept only where much stays free */
+    bool last = t->p.recompute != RECOMPUTE_OFF, again = t->p.recompute == RECOMPUTE_ON;
+    for (;; again = true) {
+        double share = t->p.recompute == RECOMPUTE_AUTO && !again ? KEPT : ALL, need;
+        for (int tokens = train_fit_most(t);; tokens = train_fit_half(t, tokens)) {
+            need = bytes_of(t, tokens, again, largest);
+            if (need <= share * (double)room && (tokens == t->unit || *largest <= block)) return need;
+            if (tokens == t->unit) break;
+        }
+        if (again == last) return need;
+    }
+}
+
+static const char *less_activations(const struct train *t)
+{
+    bool automatic = t->p.micro_tokens == MICRO_TOKENS_AUTO, off = t->p.recompute == RECOMPUTE_OFF;
+    return automatic ? off ? "let recompute be auto, or lower max_length" : "lower max_length"
+           : off     ? "let recompute and micro_tokens be auto, or lower micro_tokens and max_length"
+                     : "let micro_tokens be auto, or lower micro_tokens and max_length";
 }
 
 /* The largest allocations are arrays of all trained parameters, or of activations (activations: bytes of the largest of
@@ -51,7 +88,7 @@ static int check_block(const struct train *t, size_t block, size_t activations, 
         e, ERR_NOMEM,
         "training needs a block of %.2f GiB for %s, the largest free block has %.2f GiB: unload adapters, or %s",
         need / GIB, state < need ? "activations" : "parameters", (double)block / GIB,
-        state < need     ? "lower micro_tokens and max_length"
+        state < need     ? less_activations(t)
         : t->lora_method ? "lower lora_r, or name fewer targets"
                          : "use method lora");
 }
@@ -64,7 +101,7 @@ static int plan_memory(struct train *t, struct err *e)
     /* a plan without a job may be made on any thread, which must not use the device */
     bool own = !dev_host_memory(t->d);
     int copies = 4 + average + (t->eval.n && !own ? 1 : 0), host_copies = own ? 3 + average + (t->eval.n ? 1 : 0) : 0;
-    size_t block, largest, room = room_for(t->d, &block);
+    size_t block, largest, room = room_for(t->d, t->p.memory_mib, &block);
     if ((double)host_copies * (double)t->o.n * 4 > 0.95 * (double)memory_available())
         return err_set(e, ERR_NOMEM, "training needs %.2f GiB of the host for %d copies of %zu parameters",
                        (double)host_copies * (double)t->o.n * 4 / GIB, host_copies, t->o.trained);
@@ -72,15 +109,7 @@ static int plan_memory(struct train *t, struct err *e)
     p->trainable = t->o.trained;
     p->state_bytes = (size_t)copies * t->o.n * sizeof(float) + muon_bytes(&t->o.muon);
     if (!t->lora_method) p->state_bytes += train_full_bytes(&t->full);
-    t->tm.recompute = t->p.recompute == RECOMPUTE_ON;
-    p->activation_bytes = train_model_bytes(&t->tm, &largest) + scratch_bytes(t);
-    double need = (double)p->state_bytes + (double)p->activation_bytes;
-    if (t->p.recompute == RECOMPUTE_AUTO && need > 0.6 * (double)room) {
-        t->tm.recompute = true;
-        p->activation_bytes = train_model_bytes(&t->tm, &largest) + scratch_bytes(t);
-        need = (double)p->state_bytes + (double)p->activation_bytes;
-    }
-    p->recompute = t->tm.recompute;
+    double need = fit(t, room, block, &largest);
     if (need <= 0.95 * (double)room) return check_block(t, block, largest, e);
     bool state = (double)p->state_bytes > need / 2;
     return err_set(
@@ -89,9 +118,7 @@ static int plan_memory(struct train *t, struct err *e)
         "%d tokens), %.2f GiB are available: %s",
         need / GIB, (double)p->state_bytes / GIB, p->trainable, (double)p->activation_bytes / GIB, t->tm.max_tokens,
         (double)room / GIB,
-        state                             ? t->lora_method ? "lower lora_r, or name fewer targets" : "use method lora"
-        : t->p.recompute == RECOMPUTE_OFF ? "let recompute be auto, or lower micro_tokens and max_length"
-                                          : "lower micro_tokens and max_length");
+        state ? t->lora_method ? "lower lora_r, or name fewer targets" : "use method lora" : less_activations(t));
 }
 
 static void plan_steps(struct train *t)
@@ -129,6 +156,7 @@ int train_make_plan(struct train *t, struct err *e)
                                  .residual_dropout = (float)t->p.dropout,
                                  .half = !t->p.f32,
                                  .max_tokens = most > most_eval ? most : most_eval};
+    t->unit = t->tm.max_tokens;
     plan_steps(t);
     return plan_memory(t, e);
 }

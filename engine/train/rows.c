@@ -2,6 +2,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
+#include "engine/train/params.h"
 #include "kernels/rng.h"
 
 #include <math.h>
@@ -135,7 +136,7 @@ int train_rows_open(struct train_rows *train, struct train_rows *eval, const str
     if (!train->n) return err_set(e, ERR_INVALID, "no row has a token to train on within max_length %d", p->max_length);
     struct microbatches_options o = {.seed = p->seed,
                                      .batch_tokens = p->batch_tokens,
-                                     .micro_tokens = p->micro_tokens,
+                                     .micro_tokens = train_unit_tokens(p),
                                      .packing = p->packing,
                                      .by_length = p->group_by_length};
     train->batches = microbatches_new(train->length, train->n, &o);
@@ -196,35 +197,50 @@ void micro_open(struct micro *m, int max_tokens, int near_len)
 {
     *m = (struct micro){.near_len = near_len};
     size_t n = (size_t)max_tokens + 1;
-    int32_t **arrays[] = {&m->id, &m->pos, &m->q_start, &m->row, &m->target};
+    int32_t **arrays[] = {&m->id, &m->pos, &m->q_start, &m->row, &m->target, &m->unit, &m->unit_target};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) *arrays[i] = mem_array(n, sizeof(int32_t));
 }
 
 void micro_close(struct micro *m)
 {
-    int32_t *arrays[] = {m->id, m->pos, m->q_start, m->row, m->target};
+    int32_t *arrays[] = {m->id, m->pos, m->q_start, m->row, m->target, m->unit, m->unit_target};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
     *m = (struct micro){0};
 }
 
-void micro_fill(struct micro *m, const struct train_rows *r, const struct microbatches_step *s, uint32_t i,
-                uint64_t before)
+int train_rows_tokens(const struct train_rows *r, const struct microbatches_step *s, uint32_t i)
 {
-    int t = 0;
-    m->n_seqs = m->n_targets = 0;
-    m->first = before;
-    for (uint32_t k = s->start[i]; k < s->start[i + 1]; k++) {
-        uint32_t which = s->row[k];
-        struct dataset_row row = dataset_row(r->set, r->index[which]);
-        int first = rope_first_row(m->near_len, row.n < r->max_length ? row.n : r->max_length);
-        m->q_start[m->n_seqs++] = t;
-        for (int at = 0; at < (int)r->length[which]; at++, t++) {
-            m->id[t] = row.id[at];
-            m->pos[t] = first + at;
-            if (!row.trained[at + 1]) continue;
-            m->row[m->n_targets] = t;
-            m->target[m->n_targets++] = row.id[at + 1];
-        }
+    uint32_t n = 0;
+    for (uint32_t k = s->start[i]; k < s->start[i + 1]; k++) n += r->length[s->row[k]];
+    return (int)n;
+}
+
+/* Appends row `which`. */
+static void add_row(struct micro *m, const struct train_rows *r, uint32_t which)
+{
+    struct dataset_row row = dataset_row(r->set, r->index[which]);
+    int first = rope_first_row(m->near_len, row.n < r->max_length ? row.n : r->max_length), t = m->n_tokens;
+    m->q_start[m->n_seqs++] = t;
+    for (int at = 0; at < (int)r->length[which]; at++, t++) {
+        m->id[t] = row.id[at];
+        m->pos[t] = first + at;
+        if (!row.trained[at + 1]) continue;
+        m->row[m->n_targets] = t;
+        m->target[m->n_targets++] = row.id[at + 1];
     }
     m->q_start[m->n_seqs] = m->n_tokens = t;
+}
+
+void micro_fill(struct micro *m, const struct train_rows *r, const struct microbatches_step *s, uint32_t from,
+                uint32_t to, uint64_t before)
+{
+    m->n_seqs = m->n_targets = m->n_tokens = m->n_units = 0;
+    m->first = before;
+    for (uint32_t i = from; i < to; i++) {
+        m->unit[m->n_units] = m->n_tokens;
+        m->unit_target[m->n_units++] = m->n_targets;
+        for (uint32_t k = s->start[i]; k < s->start[i + 1]; k++) add_row(m, r, s->row[k]);
+    }
+    m->unit[m->n_units] = m->n_tokens;
+    m->unit_target[m->n_units] = m->n_targets;
 }

@@ -34,10 +34,13 @@ struct microbatches_step train_rows_step(struct train_rows *, int64_t step);
 int train_rows_epoch(const struct train_rows *, int64_t step); /* @return the epoch of the step */
 int64_t train_rows_targets(const struct train_rows *, const struct microbatches_step *);
 
-/* Arrays for max_tokens tokens of a model with this near_len, filled with micro-batch i of a step.  first: number of
- * tokens of the step before it. */
+/* Tokens of micro-batch i of a step: a unit (params.h). */
+int train_rows_tokens(const struct train_rows *, const struct microbatches_step *, uint32_t i);
+
+/* Arrays for max_tokens tokens of a model with this near_len, filled with the units from .. to - 1 of a step.  before:
+ * number of tokens of the step before them. */
 void micro_open(struct micro *, int max_tokens, int near_len);
-void micro_fill(struct micro *, const struct train_rows *, const struct microbatches_step *, uint32_t i,
+void micro_fill(struct micro *, const struct train_rows *, const struct microbatches_step *, uint32_t from, uint32_t to,
                 uint64_t before);
 void micro_close(struct micro *);
 

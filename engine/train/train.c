@@ -21,7 +21,9 @@ static void largest_step(void *arg)
     struct micro *b = &t->micro;
     int T = t->tm.max_tokens, len = t->p.max_length < T ? t->p.max_length : T, lengths[] = {len, 8};
     for (int k = 0; k < 2; k++) {
-        b->n_tokens = b->n_targets = T;
+        b->n_tokens = b->n_targets = b->unit[1] = b->unit_target[1] = T;
+        b->n_units = 1;
+        b->unit[0] = b->unit_target[0] = 0;
         b->n_seqs = (T + lengths[k] - 1) / lengths[k];
         for (int i = 0; i <= b->n_seqs; i++) b->q_start[i] = i * lengths[k] < T ? i * lengths[k] : T;
         train_model_run(&t->tm, b, true, 1);
@@ -61,9 +63,9 @@ static int take_memory(struct train *t, struct err *e)
     else
         rc = train_full_bind(&t->full, &t->p, &t->o, e);
     if (!rc) optim_start(&t->o);
-    if (!rc) rc = train_model_open(&t->tm, t->p.max_length, e);
-    micro_open(&t->micro, t->tm.max_tokens, t->tm.c->near_len);
-    if (!rc && t->d->ops->reserve) rc = reserve_scratch(t, e);
+    if (!rc && (rc = train_model_open(&t->tm, t->p.max_length, e)) && train_fit_less(t, e)) rc = 0;
+    if (!t->micro.id) micro_open(&t->micro, t->tm.max_tokens, t->tm.c->near_len);
+    while (!rc && t->d->ops->reserve && (rc = reserve_scratch(t, e)) && train_fit_less(t, e)) rc = 0;
     scheduler_gate_leave(t->gate);
     return rc;
 }

@@ -26,12 +26,16 @@ enum train_schedule { SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE };
 enum train_optimizer { OPTIMIZER_ADAMW, OPTIMIZER_MUON };
 enum train_recompute { RECOMPUTE_AUTO, RECOMPUTE_ON, RECOMPUTE_OFF }; /* gradient checkpointing */
 
+enum { MICRO_TOKENS_AUTO = -1 };
+
 struct train_params {
     enum train_method method;
     double epochs;                /* (0, 1000]; 3 */
     int64_t max_steps;            /* > 0: ends there at the latest; 0 */
     int batch_tokens;             /* approximate tokens of an optimizer step; 16..1048576; 2048 */
-    int micro_tokens;             /* tokens per micro-batch; 0: batch_tokens, at most 2048, at least max_length */
+    int micro_tokens;             /* tokens per micro-batch; 0: batch_tokens, at most 2048, at least max_length;
+                                     MICRO_TOKENS_AUTO: as many as fit into memory, with the same result for any number */
+    int memory_mib;               /* memory that the job may take at most, in MiB; 0: what is free */
     int max_length;               /* longer rows are truncated to this many tokens; 8..the model's; 512 */
     double learning_rate;         /* (0, 1]; 2e-4, full 5e-5 */
     enum train_schedule schedule; /* cosine */
@@ -136,6 +140,7 @@ struct train_usage {
 struct train_plan {
     int64_t steps, rows, eval_rows, tokens_per_epoch, trained_tokens_per_epoch;
     size_t weight_bytes, trainable, state_bytes, activation_bytes; /* trainable: parameters */
+    int micro_tokens;                                              /* of a micro-batch at most */
     bool recompute;
 };
 

@@ -51,6 +51,7 @@ struct train {
     struct train_lora lora;
     struct train_full full;
     struct train_model tm;
+    int unit; /* most tokens of a unit; a micro-batch has one, or more (fit.c) */
     struct train_rows rows, eval;
     struct micro micro;
     struct train_plan plan;
@@ -105,6 +106,16 @@ int train_load(struct train *, int64_t most, struct err *);
 /* result.c */
 int train_result_array(const struct train *); /* which array is evaluated and written */
 int train_write_result(struct train *, struct err *);
+
+/* fit.c: how many units a micro-batch has: one, unless micro_tokens is MICRO_TOKENS_AUTO. */
+bool train_fits_units(const struct train *);          /* whether several, with the same result */
+int train_fit_most(const struct train *);             /* tokens worth having in a micro-batch, memory aside */
+int train_fit_half(const struct train *, int tokens); /* half as many, at least those of a unit */
+/* @return the end of the units from i on that make up the next micro-batch. */
+uint32_t train_fit_units(const struct train *, const struct train_rows *, const struct microbatches_step *, uint32_t i);
+/* After memory was short (e): allocates smaller micro-batches, and leaves a warning.  @return false: e is something
+ * else, or they cannot be smaller. */
+bool train_fit_less(struct train *, struct err *e);
 
 /* plan.c: the plan, without using the device: nothing is computed or allocated. */
 int train_make_plan(struct train *, struct err *);

@@ -50,7 +50,7 @@ static const struct {
 };
 enum { N_TARGETS = sizeof targets / sizeof *targets, N_OWN_TARGETS = 22 };
 
-enum kind { K_NUMBER, K_INT, K_I64, K_BOOL, K_U64, K_CHOICE, K_TARGETS };
+enum kind { K_NUMBER, K_INT, K_AUTO, K_I64, K_BOOL, K_U64, K_CHOICE, K_TARGETS };
 
 #define AT(field) offsetof(struct train_params, field)
 
@@ -64,7 +64,8 @@ static const struct field {
     {"epochs", K_NUMBER, AT(epochs), NULL},
     {"max_steps", K_I64, AT(max_steps), NULL},
     {"batch_tokens", K_INT, AT(batch_tokens), NULL},
-    {"micro_tokens", K_INT, AT(micro_tokens), NULL},
+    {"micro_tokens", K_AUTO, AT(micro_tokens), NULL}, /* a number, or "auto" */
+    {"memory_mib", K_INT, AT(memory_mib), NULL},
     {"max_length", K_INT, AT(max_length), NULL},
     {"learning_rate", K_NUMBER, AT(learning_rate), NULL},
     {"schedule", K_CHOICE, AT(schedule), schedule_names},
@@ -220,14 +221,24 @@ static bool read_targets(struct json_at *at, const struct field *f, unsigned *ou
     return true;
 }
 
+static bool is_auto(struct json_at *at, const char *name)
+{
+    const cJSON *c = cJSON_GetObjectItemCaseSensitive(at->obj, name);
+    return cJSON_IsString(c) && strcmp(c->valuestring, "auto") == 0;
+}
+
 static bool read_field(struct json_at *at, const struct field *f, struct train_params *p)
 {
     void *place = (char *)p + f->offset;
     int64_t whole;
     switch (f->kind) {
     case K_NUMBER: return read_number(at, f, place);
+    case K_AUTO:
     case K_INT:
-        if (read_whole(at, f, &whole)) *(int *)place = (int)whole;
+        if (f->kind == K_AUTO && is_auto(at, f->name))
+            *(int *)place = MICRO_TOKENS_AUTO;
+        else if (read_whole(at, f, &whole))
+            *(int *)place = (int)whole;
         break;
     case K_I64: read_whole(at, f, place); break;
     case K_BOOL: json_get_bool(at, f->name, place); break;
@@ -240,8 +251,8 @@ static bool read_field(struct json_at *at, const struct field *f, struct train_p
 
 static bool check_together(struct json_at *at, const struct train_params *p)
 {
-    if (p->micro_tokens && p->micro_tokens < p->max_length)
-        return wrong(at, "micro_tokens", "must be at least max_length, or 0%s", "");
+    if (p->micro_tokens > 0 && p->micro_tokens < p->max_length)
+        return wrong(at, "micro_tokens", "must be at least max_length, or 0, or \"auto\"%s", "");
     if (p->method == TRAIN_FULL) return true;
     if (p->random_init) return wrong(at, "random_init", "only with method full%s", "");
     if (p->optimizer == OPTIMIZER_MUON) return wrong(at, "optimizer", "muon only with method full%s", "");
@@ -295,6 +306,14 @@ void train_params_put_number(struct buf *b, double v)
     buf_str(b, text);
 }
 
+static void put_int(struct buf *b, const struct field *f, int v)
+{
+    if (f->kind == K_AUTO && v == MICRO_TOKENS_AUTO)
+        buf_str(b, "\"auto\"");
+    else
+        buf_printf(b, "%d", v);
+}
+
 void train_params_put(struct buf *b, const struct train_params *p)
 {
     for (int i = 0; i < N_FIELDS; i++) {
@@ -303,7 +322,8 @@ void train_params_put(struct buf *b, const struct train_params *p)
         buf_printf(b, "%c\"%s\":", i ? ',' : '{', f->name);
         switch (f->kind) {
         case K_NUMBER: train_params_put_number(b, *(const double *)place); break;
-        case K_INT: buf_printf(b, "%d", *(const int *)place); break;
+        case K_AUTO:
+        case K_INT: put_int(b, f, *(const int *)place); break;
         case K_I64: buf_printf(b, "%lld", (long long)*(const int64_t *)place); break;
         case K_BOOL: buf_str(b, *(const bool *)place ? "true" : "false"); break;
         case K_U64: buf_printf(b, "%llu", (unsigned long long)*(const uint64_t *)place); break;

@@ -253,7 +253,7 @@ static struct gradient gradient_of(const char *name, const struct dataset *data,
     micro_open(&micro, t.max_tokens, m.c.near_len);
     uint64_t tokens = 0;
     for (uint32_t i = 0; i < s.n_micro; i++) {
-        micro_fill(&micro, &rows, &s, i, tokens);
+        micro_fill(&micro, &rows, &s, i, i + 1, tokens);
         if (w->served && i == 0) reserve_served(&m, t.max_tokens);
         double loss = train_model_run(&t, &micro, true, (float)(1 / targets)).sum, other;
         if (w->served && !(fabs(loss - (other = served_loss(&m, &micro))) <= 1e-5 * loss))

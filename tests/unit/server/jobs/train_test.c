@@ -64,6 +64,24 @@ static void test_there_and_back(void **state)
     buf_free(&second);
 }
 
+/* A number of tokens, or as many as fit. */
+static void test_micro_tokens(void **state)
+{
+    struct train_params a, b;
+    struct buf text = {0};
+    (void)state;
+    assert_true(read_params("{\"micro_tokens\":\"auto\",\"memory_mib\":500,\"max_length\":200}", &a));
+    assert_int_equal(a.micro_tokens, MICRO_TOKENS_AUTO);
+    assert_int_equal(a.memory_mib, 500);
+    train_params_put(&text, &a);
+    assert_non_null(strstr(text.data, "\"micro_tokens\":\"auto\""));
+    assert_true(read_params(text.data, &b));
+    assert_int_equal(b.micro_tokens, MICRO_TOKENS_AUTO);
+    assert_false(read_params("{\"micro_tokens\":\"many\"}", &a));
+    assert_false(read_params("{\"micro_tokens\":-1}", &a));
+    buf_free(&text);
+}
+
 /* What only method full has. */
 static void test_full_there_and_back(void **state)
 {
@@ -407,11 +425,17 @@ static void test_skips_are_counted_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_there_and_back),          cmocka_unit_test(test_full_there_and_back),
-        cmocka_unit_test(test_wrong_fields_are_named),  cmocka_unit_test(test_other_names),
-        cmocka_unit_test(test_one_set_of_limits),       cmocka_unit_test(test_a_job_is_stored_as_it_was_asked),
-        cmocka_unit_test(test_files_and_weights),       cmocka_unit_test(test_names),
-        cmocka_unit_test(test_routes_with_a_parameter), cmocka_unit_test(test_forms_in_pieces),
+        cmocka_unit_test(test_there_and_back),
+        cmocka_unit_test(test_full_there_and_back),
+        cmocka_unit_test(test_wrong_fields_are_named),
+        cmocka_unit_test(test_other_names),
+        cmocka_unit_test(test_one_set_of_limits),
+        cmocka_unit_test(test_a_job_is_stored_as_it_was_asked),
+        cmocka_unit_test(test_files_and_weights),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_routes_with_a_parameter),
+        cmocka_unit_test(test_forms_in_pieces),
+        cmocka_unit_test(test_micro_tokens),
         cmocka_unit_test(test_skips_are_counted_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

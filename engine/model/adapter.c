@@ -68,6 +68,26 @@ static int add_experts(const struct model_config *c, struct lora_module *out, in
     return n;
 }
 
+/* Adds the embedding table and the LM head. */
+static int add_ends(const struct model_config *c, struct lora_module *out, int n)
+{
+    if (!tensors_have_head(c)) return n;
+    for (const struct tensor_row *row = c->family->tensors->row; row->module; row++) {
+        bool head = row->part == PART_HEAD;
+        if (!head && row->part != PART_EMBED) continue;
+        CHECK(n < LORA_MODULES_MAX);
+        out[n++] = (struct lora_module){.name = last_component(row->module),
+                                        .path = row->module,
+                                        .row = row,
+                                        .target = head ? TARGET_HEAD : TARGET_EMBEDDING,
+                                        .end = true,
+                                        .gemm = head ? GEMM_LM_HEAD : GEMM_EMBEDDING,
+                                        .n = head ? c->vocab : c->hidden,
+                                        .k = head ? c->hidden : c->vocab};
+    }
+    return n;
+}
+
 int lora_modules(const struct model_config *c, struct lora_module out[LORA_MODULES_MAX])
 {
     struct layer_matrix m[LAYER_MATRICES_MAX];
@@ -78,7 +98,23 @@ int lora_modules(const struct model_config *c, struct lora_module out[LORA_MODUL
         for (int i = 0; i < all; i++)
             if (m[i].row->target) n = add_module(c, &m[i], out, n);
     }
-    return add_experts(c, out, n);
+    return add_ends(c, out, add_experts(c, out, n));
+}
+
+bool lora_module_present(const struct model_config *c, int layer, const struct lora_module *m)
+{
+    return m->end ? layer == 0 : tensors_row_present(c, layer, m->row);
+}
+
+void lora_module_name(const struct model_config *c, int layer, const struct lora_module *m, char out[LORA_NAME_MAX])
+{
+    char prefix[64];
+    if (m->end) {
+        tensors_module(c, m->row->part, out);
+        return;
+    }
+    lora_layer_prefix(c, layer, prefix);
+    snprintf(out, LORA_NAME_MAX, "%s%s", prefix, m->path);
 }
 
 void lora_layer_prefix(const struct model_config *c, int layer, char out[64])
@@ -149,7 +185,7 @@ struct adapter *adapter_new(const struct model_config *c, unsigned targets, int 
     int n_modules = lora_modules(c, m), n = c->layers * n_modules, *rank = mem_array((size_t)n, sizeof *rank);
     for (int i = 0; i < n; i++) {
         const struct lora_module *of = &m[i % n_modules];
-        rank[i] = of->target & targets && tensors_row_present(c, i / n_modules, of->row) ? r : 0;
+        rank[i] = of->target & targets && lora_module_present(c, i / n_modules, of) ? r : 0;
     }
     struct adapter *a = adapter_of_ranks(c, rank);
     free(rank);

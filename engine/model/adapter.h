@@ -19,6 +19,7 @@ struct lora_module {
     const char *path;             /* within a layer: "self_attn.q_proj", "attn.c_attn", "mlp.experts.down_proj" */
     const struct tensor_row *row; /* of the first of its matrices: the layers with it have the module */
     bool parameter;               /* not a module but a parameter of one */
+    bool end;        /* the embedding table or the LM head: a module of the model, whose pair is that of layer 0 */
     int experts;     /* a and b are of so many experts, one after the other; 0: the module is no experts' */
     unsigned target; /* a bit of enum lora_target */
     bool peft;       /* adapted by default: in PEFT's target_modules when a configuration has none */
@@ -30,8 +31,14 @@ struct lora_module {
 
 enum { LORA_MODULES_MAX = 2 * LAYER_MATRICES_MAX, LORA_RANK_MAX = 512 };
 
-/* The modules of all layers, in the order of the family's tensor table but experts last; @return their number. */
+/* The modules of all layers, in the order of the family's tensor table but experts last, then the embedding table and
+ * the LM head; @return their number. */
 int lora_modules(const struct model_config *, struct lora_module out[LORA_MODULES_MAX]);
+/* Whether the layer has the module; layer 0 has those outside the layers. */
+bool lora_module_present(const struct model_config *, int layer, const struct lora_module *);
+/* "model.layers.3.self_attn.q_proj", "lm_head" */
+enum { LORA_NAME_MAX = 160 };
+void lora_module_name(const struct model_config *, int layer, const struct lora_module *, char out[LORA_NAME_MAX]);
 /* "model.layers.3." or "transformer.h.3." */
 void lora_layer_prefix(const struct model_config *, int layer, char out[64]);
 
@@ -41,8 +48,8 @@ static inline int lora_copies(const struct lora_module *m)
     return m->experts ? m->experts : 1;
 }
 
-/* A pair of matrices on the host, f32: a (r, k), b (n, r), rows as stored; of experts a (E, r, k), b (E, n, r).  r 0:
- * the module has none in this layer. */
+/* A pair of matrices on the host, f32: a (r, k), b (n, r), rows as stored; of experts a (E, r, k), b (E, n, r).  Of the
+ * embedding table k is the vocabulary: column t of a is token t's.  r 0: the module has none in this layer. */
 struct lora_pair {
     int r;
     float scale; /* alpha / r, or alpha / sqrt(r) */
@@ -66,8 +73,7 @@ struct adapter {
 };
 
 /* Reads and checks every shape against the model.  @return NULL on failure, and *e names the file and the tensor or
- * key.  DoRA, aLoRA, modules_to_save, biases, adapters of the embedding or the head and non-finite values are refused
- * by name.  Any thread. */
+ * key.  DoRA, aLoRA, modules_to_save, biases and non-finite values are refused by name.  Any thread. */
 struct adapter *adapter_read(const char *dir, const struct model_config *, struct err *e);
 /* The same from a configuration's text and its tensors, both borrowed for the call. */
 struct adapter *adapter_parse(const char *config, const struct tensor_source *, const struct model_config *,

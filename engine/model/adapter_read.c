@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NAME_MAX_LEN = 160 };
+enum { NAME_MAX_LEN = LORA_NAME_MAX };
 
 /* ---- the tensors ---- */
 
@@ -33,10 +33,6 @@ static int refuse_tensor(const char *name, struct err *e)
         const char *part, *what;
     } known[] = {
         {"lora_magnitude_vector", "DoRA is not supported"},
-        {"lora_embedding_", "adapters of the embedding table are not supported"},
-        {"embed_tokens.lora_", "adapters of the embedding table are not supported"},
-        {"wte.lora_", "adapters of the embedding table are not supported"},
-        {"lm_head.lora_", "adapters of the output head are not supported"},
         {"base_layer.", "a saved base layer (a resized vocabulary?) is not supported"},
         {"modules_to_save", "whole trained modules (modules_to_save) are not supported"},
         {"lora_B.bias", "lora_bias is not supported"},
@@ -58,6 +54,43 @@ static const char *layer_number(const char *s, const char *layers)
     return strncmp(s, layers, n) == 0 && s[n] == '.' && s[n + 1] >= '0' && s[n + 1] <= '9' ? s + n + 1 : NULL;
 }
 
+/* The end of a tensor's name after its module's: 'A' or 'B' of ".lora_A.weight" (of the embedding table
+ * ".lora_embedding_A"), where ".default" may follow the A; 'W' of ".base_layer.weight" and ".bias", else 0. */
+static char matrix_of(const struct lora_module *m, const char *rest)
+{
+    bool embedding = m->gemm == GEMM_EMBEDDING;
+    const char *at = after(rest, embedding ? ".lora_embedding_" : ".lora_");
+    if (strcmp(rest, ".base_layer.weight") == 0 || strcmp(rest, ".base_layer.bias") == 0) return 'W';
+    if (at == rest || (*at != 'A' && *at != 'B')) return 0;
+    const char *end = after(at + 1, ".default");
+    return strcmp(end, embedding ? "" : ".weight") == 0 ? *at : 0;
+}
+
+/* A tensor of the embedding table or the head.  PEFT writes their weights beside the adapter; those of a vocabulary of
+ * the model's size are taken to be the model's own.  @return 1: placed; 0: it is none; or an error code */
+static int place_end(const struct adapter *shape, const struct model_config *c, const struct tensor *t,
+                     struct found *found, struct err *e)
+{
+    const struct tensor_table *table = c->family->tensors;
+    const char *s = after(t->name, "base_model.model.");
+    for (int m = 0; m < shape->n_modules; m++) {
+        const struct lora_module *module = &shape->module[m];
+        char which = 0;
+        for (int i = 0; i < TENSOR_PREFIXES && table->prefix[i] && module->end && !which; i++) {
+            const char *name = after(s, table->prefix[i]), *rest = after(name, module->path);
+            if (rest != name) which = matrix_of(module, rest);
+        }
+        if (!which) continue;
+        if (which == 'W')
+            return t->dims[0] == c->vocab && (t->n_dims == 1 || (t->n_dims == 2 && t->dims[1] == c->hidden));
+        const struct tensor **slot = which == 'A' ? &found[m].a : &found[m].b;
+        if (*slot) return err_set(e, ERR_INVALID, "tensors %.100s and %.100s are the same", (*slot)->name, t->name);
+        *slot = t;
+        return 1;
+    }
+    return 0;
+}
+
 /* "base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight"; the first part and "model." may be left out, and
  * ".default" may follow lora_A. */
 static int place_tensor(const struct adapter *shape, const struct model_config *c, const struct tensor *t,
@@ -67,6 +100,8 @@ static int place_tensor(const struct adapter *shape, const struct model_config *
     const char *s = after(t->name, "base_model.model."), *number = NULL;
     for (int i = 0; i < TENSOR_PREFIXES && table->prefix[i] && !number; i++)
         number = layer_number(after(s, table->prefix[i]), table->layers);
+    int placed = number ? 0 : place_end(shape, c, t, found, e);
+    if (placed) return placed < 0 ? placed : 0;
     if (!number) return refuse_tensor(t->name, e);
     char *end;
     long layer = strtol(number, &end, 10);
@@ -90,13 +125,13 @@ static int place_tensor(const struct adapter *shape, const struct model_config *
 
 int adapter_tensor_check(const struct tensor *t, const char *name, const char *which, int rows, int cols, struct err *e)
 {
-    if (!t) return err_set(e, ERR_INVALID, "tensor %s.%s.weight is missing", name, which);
+    if (!t) return err_set(e, ERR_INVALID, "tensor %s.%s%s is missing", name, which, which[5] == 'e' ? "" : ".weight");
     if (tensor_float_type(t->type) == DT_NONE)
         return err_set(e, ERR_UNSUPPORTED, "tensor %.160s: type %s is not F32, F16 or BF16", t->name,
                        tensor_type_name(t->type));
     if (t->n_dims == 2 && t->dims[0] == rows && t->dims[1] == cols) return 0;
     return err_set(e, ERR_INVALID, "tensor %.160s: shape is not [%d, %d], as the model and the rank %d make it",
-                   t->name, rows, cols, which[5] == 'A' ? rows : cols);
+                   t->name, rows, cols, which[strlen(which) - 1] == 'A' ? rows : cols);
 }
 
 int adapter_tensor_read(const struct tensor_source *f, const struct tensor *t, float *out, struct err *e)
@@ -135,9 +170,7 @@ static const struct lora_module *module_of(const struct reading *r, int i)
 
 static void module_name(const struct reading *r, int i, char out[NAME_MAX_LEN])
 {
-    char prefix[64];
-    lora_layer_prefix(r->c, i / r->shape->n_modules, prefix);
-    snprintf(out, NAME_MAX_LEN, "%s%s", prefix, r->shape->module[i % r->shape->n_modules].path);
+    lora_module_name(r->c, i / r->shape->n_modules, module_of(r, i), out);
 }
 
 /* The rank and alpha that the configuration gives one module, to r->rank and r->alpha; those of parameters are decided
@@ -148,9 +181,9 @@ static int decide(struct reading *r, int i, int *any, struct err *e)
     const struct lora_module *m = module_of(r, i);
     int layer = i / r->shape->n_modules;
     module_name(r, i, name);
-    if (!tensors_row_present(r->c, layer, m->row)) return 0;
-    int rc =
-        m->parameter ? adapter_experts_named(r->c, &r->p, m, layer, e) : peft_config_targets(&r->p, layer, name, e);
+    if (!lora_module_present(r->c, layer, m) || (m->end && r->p.all_linear)) return 0;
+    int rc = m->parameter ? adapter_experts_named(r->c, &r->p, m, layer, e)
+                          : peft_config_targets(&r->p, m->end ? -1 : layer, name, e);
     *any |= rc > 0;
     if (m->parameter && rc > 0) return 0;
     return rc <= 0 ? rc : peft_config_rank(&r->p, name, &r->rank[i], &r->alpha[i], e);
@@ -168,23 +201,10 @@ static int check_module(const struct reading *r, int i, struct err *e)
         return err_set(e, ERR_INVALID, "tensor %.160s is there, but target_modules does not name its module",
                        (f->a ? f->a : f->b)->name);
     if (!r->rank[i]) return 0;
-    int rc = adapter_tensor_check(f->a, name, "lora_A", r->rank[i], m->k, e);
-    return rc ? rc : adapter_tensor_check(f->b, name, "lora_B", m->n, r->rank[i], e);
-}
-
-/* Modules outside the layers to which PEFT would add an adapter. */
-static int refuse_ends(const struct reading *r, struct err *e)
-{
-    char table[TENSOR_NAME_MAX], output[TENSOR_NAME_MAX];
-    tensors_module(r->c, PART_EMBED, table);
-    tensors_module(r->c, PART_HEAD, output);
-    int head = r->p.all_linear ? 0 : peft_config_targets(&r->p, -1, output, e);
-    if (head < 0) return head;
-    if (head) return err_set(e, ERR_UNSUPPORTED, "target_modules: adapters of the output head are not supported");
-    int embed = r->p.all_linear ? 0 : peft_config_targets(&r->p, -1, table, e);
-    if (embed < 0) return embed;
-    if (embed) return err_set(e, ERR_UNSUPPORTED, "target_modules: adapters of the embedding table are not supported");
-    return 0;
+    bool embedding = m->gemm == GEMM_EMBEDDING;
+    int rc = adapter_tensor_check(f->a, name, embedding ? "lora_embedding_A" : "lora_A", r->rank[i], m->k, e);
+    if (rc) return rc;
+    return adapter_tensor_check(f->b, name, embedding ? "lora_embedding_B" : "lora_B", m->n, r->rank[i], e);
 }
 
 static int read_config(struct reading *r, const char *config, struct err *e)
@@ -192,7 +212,6 @@ static int read_config(struct reading *r, const char *config, struct err *e)
     int rc = peft_config_open(&r->p, config, r->c, e), any = 0;
     if (rc) return err_prefix(e, ADAPTER_CONFIG);
     int n = r->shape->layers * r->shape->n_modules;
-    rc = refuse_ends(r, e);
     for (int i = 0; i < n && !rc; i++) rc = decide(r, i, &any, e);
     if (!rc) rc = adapter_experts_check_names(r->c, &r->p, r->shape->module, r->shape->n_modules, e);
     if (!rc && !any) rc = err_set(e, ERR_INVALID, "target_modules names no module of this model");

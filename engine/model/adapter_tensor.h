@@ -5,7 +5,8 @@
 #include "engine/base/err.h"
 #include "engine/model/tensor_source.h"
 
-/* Checks that the tensor, NAME.WHICH.weight, is there and is a (rows, cols) of floats.  which: "lora_A" or "lora_B" */
+/* Checks that the tensor, NAME.WHICH.weight (NAME.WHICH of the embedding table), is there and is a (rows, cols) of
+ * floats.  which: "lora_A", "lora_B", "lora_embedding_A" or "lora_embedding_B" */
 int adapter_tensor_check(const struct tensor *, const char *name, const char *which, int rows, int cols, struct err *);
 /* Reads a checked tensor as f32; a value that is not finite is refused. */
 int adapter_tensor_read(const struct tensor_source *, const struct tensor *, float *out, struct err *);

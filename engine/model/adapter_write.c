@@ -37,9 +37,7 @@ static void put_number(struct buf *b, double v)
 
 static void path_of(const struct model_config *c, const struct adapter *a, int i, char out[160])
 {
-    char prefix[64];
-    lora_layer_prefix(c, i / a->n_modules, prefix);
-    snprintf(out, 160, "%s%s", prefix, a->module[i % a->n_modules].path);
+    lora_module_name(c, i / a->n_modules, &a->module[i % a->n_modules], out);
 }
 
 static float scale_of(const struct adapter *a, double alpha, int r)
@@ -84,7 +82,7 @@ static void put_pattern(struct buf *b, const char *key, const struct model_confi
 static bool everywhere(const struct model_config *c, const struct adapter *a, int m)
 {
     for (int l = 0; l < a->layers; l++)
-        if (!a->pair[l * a->n_modules + m].r && tensors_row_present(c, l, a->module[m].row)) return false;
+        if (!a->pair[l * a->n_modules + m].r && lora_module_present(c, l, &a->module[m])) return false;
     return true;
 }
 
@@ -236,9 +234,11 @@ static int put_pair(struct st_writer *w, const char *holder, const struct lora_m
 {
     char name[240];
     int r = p->r * lora_copies(m);
-    snprintf(name, sizeof name, "base_model.model.%s.lora_A.weight", holder);
+    bool embedding = m->gemm == GEMM_EMBEDDING;
+    const char *which = embedding ? "lora_embedding_" : "lora_", *end = embedding ? "" : ".weight";
+    snprintf(name, sizeof name, "base_model.model.%s.%sA%s", holder, which, end);
     int rc = put_matrix(w, name, r, m->k, p->a, e);
-    snprintf(name, sizeof name, "base_model.model.%s.lora_B.weight", holder);
+    snprintf(name, sizeof name, "base_model.model.%s.%sB%s", holder, which, end);
     if (rc || !m->experts) return rc ? rc : put_matrix(w, name, m->n, r, p->b, e);
     float *b = mem_array((size_t)m->n * (size_t)r, sizeof *b);
     by_rank(p->b, m->n, p->r, m->experts, b);

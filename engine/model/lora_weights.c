@@ -21,6 +21,7 @@ static size_t floats_of(const struct adapter *a)
         const struct lora_module *m = &a->module[i % a->n_modules];
         size_t r = (size_t)a->pair[i].r * (size_t)lora_copies(m);
         n += rounded(r * (size_t)m->k) + rounded(r * (size_t)m->n);
+        if (m->gemm == GEMM_EMBEDDING) n += rounded(r * r);
     }
     return n;
 }
@@ -58,6 +59,22 @@ static const float *put_b(struct lora_weights *w, struct dev *d, size_t *at, con
     return to;
 }
 
+/* The embedding table's a as a table of tokens.  @return the identity */
+static const float *put_table(struct lora_weights *w, struct dev *d, size_t *at, const struct lora_module *m,
+                              const struct lora_pair *p)
+{
+    size_t r = (size_t)p->r, k = (size_t)m->k;
+    float *table = mem_array(r * k, sizeof *table), *identity = mem_array(r * r, sizeof *identity);
+    for (size_t t = 0; t < k; t++)
+        for (size_t i = 0; i < r; i++) table[t * r + i] = p->a[i * k + t];
+    for (size_t i = 0; i < r; i++) identity[i * r + i] = 1; /* mem_array zeroes */
+    w->embedding = mat_f32((float *)put(w, d, at, table, r * k), m->k, p->r);
+    const float *to = put(w, d, at, identity, r * r);
+    free(table);
+    free(identity);
+    return to;
+}
+
 int lora_weights_upload(struct lora_weights *w, struct dev *d, const struct adapter *a, struct err *e)
 {
     size_t bytes = floats_of(a) * sizeof(float);
@@ -70,7 +87,9 @@ int lora_weights_upload(struct lora_weights *w, struct dev *d, const struct adap
         const struct lora_pair *p = &a->pair[i];
         struct lora_gemm *to = &w->layer[i / a->n_modules][m->gemm];
         if (!p->r) continue;
-        const float *pa = put(w, d, &at, p->a, (size_t)p->r * (size_t)m->k * (size_t)lora_copies(m));
+        const float *pa = m->gemm == GEMM_EMBEDDING
+                              ? put_table(w, d, &at, m, p)
+                              : put(w, d, &at, p->a, (size_t)p->r * (size_t)m->k * (size_t)lora_copies(m));
         const float *pb = put_b(w, d, &at, m, p);
         to->part[to->n++] =
             (struct lora_part){.a = pa, .b = pb, .r = p->r, .col = m->col, .n = m->n, .scale = p->scale};

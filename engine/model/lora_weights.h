@@ -17,9 +17,11 @@ struct lora_gemm {
 struct lora_weights {
     struct lora_gemm (*layer)[LORA_GEMMS]; /* [layers][LORA_GEMMS] */
     int layers;
-    float *memory; /* every matrix, on the device */
-    size_t bytes;  /* of memory */
-    bool up;       /* the adapter changes gate or up in some layer, experts' included */
+    struct mat embedding; /* (V, r) row t is token t's column of a; p NULL: none.  The part of GEMM_EMBEDDING in layer 0
+                             takes these rows as x: its a is the identity (r, r) */
+    float *memory;        /* every matrix, on the device */
+    size_t bytes;         /* of memory */
+    bool up;              /* the adapter changes gate or up in some layer, experts' included */
 };
 
 /* Waits for the copies.  @return 0 on success; ERR_NOMEM, or ERR_IO when the device failed, and nothing stays

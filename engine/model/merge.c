@@ -6,6 +6,7 @@
 #include "engine/files/model_file.h"
 #include "engine/model/files.h"
 #include "engine/model/gguf_source.h"
+#include "engine/model/lora_targets.h"
 #include "engine/model/merge_source.h"
 #include "engine/model/quantize.h"
 #include "engine/model/safetensors.h"
@@ -140,6 +141,11 @@ static int open_adapter(struct merge *m, const char *dir)
     free(base);
     read_base_name(dir, s);
     m->adapter = adapter_read(dir, &m->c, m->e);
+    if (m->adapter && m->adapter->targets & TARGET_ENDS && m->c.tied)
+        return err_set(m->e, ERR_UNSUPPORTED,
+                       "adapter %.80s changes the embedding table or the head, which are one matrix in this model: "
+                       "merging would change both",
+                       dir);
     if (m->adapter) return 0;
     return s->of[0] ? err_prefix(m->e, "adapter %.80s, made for %.80s", dir, s->of)
                     : err_prefix(m->e, "adapter %.80s", dir);

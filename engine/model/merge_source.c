@@ -35,6 +35,7 @@ struct merged {
     struct tensor_list list; /* first; v[i] is item[i].t, without its data until it is populated */
     const struct tensor_source *base;
     struct merge_plan plan;
+    float *owned[2]; /* of the embedding table's pair, transposed */
     struct item *item;
     size_t n, cap;
 };
@@ -52,6 +53,28 @@ static struct delta delta_of(const struct adapter *a, int layer, enum layer_gemm
         return (struct delta){p->r, p->scale, p->a + (size_t)expert * r * (size_t)m->k, p->b + row * r};
     }
     return (struct delta){0};
+}
+
+static float *transposed(const float *in, size_t rows, size_t cols)
+{
+    float *out = mem_array(rows * cols, sizeof *out);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t k = 0; k < cols; k++) out[k * rows + r] = in[r * cols + k];
+    return out;
+}
+
+/* The head is a GEMM of its own; the table's rows are columns of its a. */
+static struct delta delta_of_end(struct merged *s, const struct matrix_slot *slot)
+{
+    if (slot->head) return delta_of(s->plan.adapter, 0, GEMM_LM_HEAD, 0, 0, slot->rows);
+    struct delta d = delta_of(s->plan.adapter, 0, GEMM_EMBEDDING, 0, 0, slot->cols);
+    if (!d.r) return d;
+    d.b = s->owned[0] = transposed(d.a, (size_t)d.r, (size_t)slot->rows);
+    const struct lora_pair *p = NULL;
+    for (int i = 0; i < s->plan.adapter->n_modules; i++)
+        if (s->plan.adapter->module[i].gemm == GEMM_EMBEDDING) p = &s->plan.adapter->pair[i];
+    d.a = s->owned[1] = transposed(p->b, (size_t)slot->cols, (size_t)d.r);
+    return d;
 }
 
 /* The GEMM of stack i. @return its layer, or -1: it is none of a layer's */
@@ -128,8 +151,8 @@ static int add_matrices(struct merged *s)
         tensors_stack(&tensors, i, &stack);
         for (int k = 0; k < stack.n; at += stack.part[k++].rows) {
             const struct matrix_slot *slot = &stack.part[k];
-            struct delta d = {0};
-            if (layer >= 0) d = delta_of(s->plan.adapter, layer, gemm, expert, at, slot->rows);
+            struct delta d =
+                layer < 0 ? delta_of_end(s, slot) : delta_of(s->plan.adapter, layer, gemm, expert, at, slot->rows);
             changed += d.r > 0;
             if (is_computed(s, slot, &d, experts)) add_matrix(s, slot, d);
         }
@@ -335,6 +358,8 @@ static void source_close(struct tensor_source *source)
     }
     free(s->list.v);
     free(s->item);
+    free(s->owned[0]);
+    free(s->owned[1]);
     free(s);
 }
 

@@ -147,6 +147,26 @@ static struct mat add_branch(struct model *m, const struct layer *l, struct laye
     return norm.w ? h : x;
 }
 
+/* x += the output of the batch rows' adapters of the embedding table, some rows at a time. */
+static void adapt_embeddings(struct model *m, const struct step_batch *b, struct mat x)
+{
+    for (int i = 0; i < b->n_groups; i++) {
+        const struct step_batch_group *g = &b->group[i];
+        const struct lora_gemm *of = &g->lora->layer[0][GEMM_EMBEDDING];
+        for (int at = g->row0, n; of->n && at < g->row0 + g->rows; at += n) {
+            n = g->row0 + g->rows - at < m->picked.rows ? g->row0 + g->rows - at : m->picked.rows;
+            struct mat rows = mat_f32(m->picked.p, n, g->lora->embedding.cols);
+            op_embed(m->d, (struct embed_args){.out = rows,
+                                               .table = g->lora->embedding,
+                                               .id = b->id + at,
+                                               .pos = b->pos + at,
+                                               .scale = layer_embed_scale(&m->c, &m->w)});
+            b->lora[0] = (struct lora_group){0, n, of->n, of->part};
+            op_lora(m->d, (struct lora_args){part(x, at, n), rows, b->lora, 1});
+        }
+    }
+}
+
 /* x = the embeddings of the batch's tokens. */
 static void embed(struct model *m, const struct step_batch *b, struct mat x, struct mat y)
 {
@@ -156,6 +176,7 @@ static void embed(struct model *m, const struct step_batch *b, struct mat x, str
     if (pos.p) pos.p = (char *)pos.p + dtype_bytes(pos.t, (size_t)c->first_pos * (size_t)pos.ld);
     pos.rows -= c->first_pos;
     op_embed(m->d, (struct embed_args){x, w->embed, pos, b->id, b->pos, w->embed_w, layer_embed_scale(c, w)});
+    adapt_embeddings(m, b, x);
     if (w->types.p) {
         op_embed(m->d, (struct embed_args){.out = y, .table = w->types, .id = b->type, .pos = b->pos});
         op_add(m->d, (struct add_args){x, y});
@@ -215,6 +236,8 @@ static void forward(struct model *m, const struct step_batch *b)
     op_rows(d, (struct rows_args){hr, h, b->row});
     struct mat logits = first(m->logits, b->n_rows);
     op_linear(d, (struct linear_args){logits, hr, w->head, w->head_b});
+    int adapted = b->n_groups ? step_batch_lora_head(b) : 0;
+    if (adapted) op_lora(d, (struct lora_args){logits, hr, b->lora, adapted});
     if (layer_changes_logits(c)) op_softcap(d, (struct softcap_args){logits, c->logit_scale, c->logit_softcap});
 }
 
@@ -326,6 +349,7 @@ int model_reserve_adapters(struct model *m, struct err *e)
 {
     int rows = m->x.rows < RAW_ROWS ? m->x.rows : RAW_ROWS;
     bool dense = !model_gated(&m->c) || !m->c.inter || m->raw.p || reserve_mat(m, &m->raw, rows, 2 * m->c.inter);
+    dense = dense && (m->picked.p || reserve_mat(m, &m->picked, rows, LORA_RANK_MAX));
     if (dense && experts_open_adapters(&m->experts, m->d, &m->c, m->x.rows, &m->workspace_bytes)) return 0;
     return err_set(e, ERR_NOMEM, "no memory for the activations of adapters");
 }
@@ -336,7 +360,7 @@ void model_close(struct model *m)
     if (m->kv) m->d->ops->kv_close(m->d, m->kv);
     rope_tables_close(m->d, m->rope);
     void *buffers[] = {m->x.p,  m->h.p,  m->y.p,      m->qkv.p, m->att.p, m->up.p,
-                       m->ff.p, m->hr.p, m->logits.p, m->raw.p, m->lse.p};
+                       m->ff.p, m->hr.p, m->logits.p, m->raw.p, m->lse.p, m->picked.p};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         if (buffers[i]) m->d->ops->free(m->d, buffers[i]);
     experts_close(&m->experts, m->d);

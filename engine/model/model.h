@@ -28,6 +28,7 @@ struct model {
     struct mat att;     /* (T, H D) */
     struct mat lse;     /* (T, H), an encoder's alone: see attn_seq_args */
     struct mat ff, up;  /* (T, F), (T, 2F); up only for a device that takes gate and up in two steps */
+    struct mat picked;  /* (some, LORA_RANK_MAX) rows of an adapter of the embedding table */
     struct mat raw; /* (some, 2F) gate and up before the activation, for rows whose adapter changes them; see below */
     struct mat hr, logits; /* (R, C), (R, V) */
     struct experts_work experts;

@@ -60,14 +60,14 @@ void step_batch_close(struct step_batch *b, struct dev *d)
     *b = (struct step_batch){0};
 }
 
-static void add_rows(struct step_batch *b, const struct lora_weights *w, int row0, int rows)
+static void add_rows(struct step_batch *b, const struct lora_weights *w, int row0, int rows, int out0, int outs)
 {
     struct step_batch_group *last = b->n_groups ? &b->group[b->n_groups - 1] : NULL;
     if (!w) return;
     if (last && last->lora == w && last->row0 + last->rows == row0)
-        last->rows += rows;
+        last->rows += rows, last->outs += outs;
     else
-        b->group[b->n_groups++] = (struct step_batch_group){row0, rows, w};
+        b->group[b->n_groups++] = (struct step_batch_group){row0, rows, w, out0, outs};
 }
 
 static int widest(const struct step_batch_seq *v, int n)
@@ -149,7 +149,7 @@ void step_batch_build(struct step_batch *b, struct dev *d, const struct step_bat
     for (int i = 0; i < n; i++) {
         const struct step_batch_seq *s = &v[i];
         CHECK(s->n <= b->max_tokens - t && s->rows <= b->max_rows - r);
-        add_rows(b, s->lora, t, s->n);
+        add_rows(b, s->lora, t, s->n, r, s->rows);
         most = s->n > most ? s->n : most;
         h.q_start[i] = t;
         h.kv_len[i] = s->start + s->n;
@@ -207,6 +207,17 @@ int step_batch_lora(const struct step_batch *b, int layer, enum layer_gemm gemm,
         int from = g->row0 > row0 ? g->row0 : row0, end = g->row0 + g->rows;
         if (end > row0 + rows) end = row0 + rows;
         if (p->n && from < end) b->lora[n++] = (struct lora_group){from - row0, end - from, p->n, p->part};
+    }
+    return n;
+}
+
+int step_batch_lora_head(const struct step_batch *b)
+{
+    int n = 0;
+    for (int i = 0; i < b->n_groups; i++) {
+        const struct step_batch_group *g = &b->group[i];
+        const struct lora_gemm *p = &g->lora->layer[0][GEMM_LM_HEAD];
+        if (p->n && g->outs) b->lora[n++] = (struct lora_group){g->out0, g->outs, p->n, p->part};
     }
     return n;
 }

@@ -26,6 +26,7 @@ struct step_batch_seq {
 struct step_batch_group {
     int row0, rows;
     const struct lora_weights *lora;
+    int out0, outs; /* their rows of logits */
 };
 
 struct step_batch {
@@ -75,6 +76,8 @@ bool step_batch_decodes(const struct step_batch *);
 /* The adapter groups that change a GEMM's output in rows [row0, row0 + rows), to b->lora with rows relative to row0.
  * @return their number; valid until the next call. */
 int step_batch_lora(const struct step_batch *b, int layer, enum layer_gemm, int row0, int rows);
+/* The same of the LM head, of all rows of logits. */
+int step_batch_lora_head(const struct step_batch *b);
 /* @return the end of the run of rows from `row` in which an adapter changes the GEMM for all rows, or for none
  * (*changed). */
 int step_batch_run(const struct step_batch *b, int layer, enum layer_gemm, int row, bool *changed);

@@ -24,7 +24,8 @@ struct tensors tensors_of(const struct model_config *, const struct tensor_sourc
 
 /* ---- matrices -------------------------------------------------------------------------------------------------- */
 
-/* The four GEMMs of a layer: each multiplies by one stack.  Adapters can change each, and those of the experts. */
+/* The four GEMMs of a layer: each multiplies by one stack.  Adapters can change each, those of the experts, the LM head
+ * and the embedding table. */
 enum layer_gemm {
     GEMM_QKV,
     GEMM_O,
@@ -34,6 +35,8 @@ enum layer_gemm {
     GEMM_ROUTER = LAYER_GEMMS,
     GEMM_EXPERT_UP,
     GEMM_EXPERT_DOWN,
+    GEMM_LM_HEAD,
+    GEMM_EMBEDDING,
     LORA_GEMMS
 };
 

@@ -17,9 +17,14 @@ static size_t b_floats(const struct lora_module *m, const struct lora_pair *p)
     return (size_t)p->r * (size_t)m->n * (size_t)lora_copies(m);
 }
 
-/* kaiming_uniform_(a = sqrt(5)) of torch: +-sqrt(6 / (1 + 5) / k) */
+/* kaiming_uniform_(a = sqrt(5)) of torch: +-sqrt(6 / (1 + 5) / k).  Of the embedding table a is zero, and b normal. */
 static void init_pair(const struct lora_module *m, struct lora_pair *p, uint64_t seed)
 {
+    for (size_t i = 0; m->gemm == GEMM_EMBEDDING && i < b_floats(m, p); i++) {
+        double u = 1 - rng_uniform(seed, 2 * i), v = rng_uniform(seed, 2 * i + 1);
+        p->b[i] = (float)(sqrt(-2 * log(u)) * cos(2 * M_PI * v));
+    }
+    if (m->gemm == GEMM_EMBEDDING) return;
     double bound = 1 / sqrt(m->k);
     for (size_t i = 0; i < a_floats(m, p); i++) p->a[i] = (float)((2 * rng_uniform(seed, i) - 1) * bound);
 }
@@ -29,8 +34,13 @@ static struct adapter *make(const struct model_config *c, const struct train_par
     struct adapter *a = adapter_new(c, t->targets, t->lora_r, t->lora_alpha, t->use_rslora);
     if (!a) return err_set(e, ERR_NOMEM, "no memory for an adapter of rank %d", t->lora_r), NULL;
     a->dropout = t->lora_dropout;
-    for (int i = 0; i < a->layers * a->n_modules; i++)
-        if (a->pair[i].r) init_pair(&a->module[i % a->n_modules], &a->pair[i], rng_at(t->seed, (uint64_t)i));
+    int inner = 0; /* modules of the layers: the others are random streams after theirs */
+    while (inner < a->n_modules && !a->module[inner].end) inner++;
+    for (int i = 0; i < a->layers * a->n_modules; i++) {
+        int layer = i / a->n_modules, k = i % a->n_modules;
+        int stream = k < inner ? layer * inner + k : a->layers * inner + k - inner;
+        if (a->pair[i].r) init_pair(&a->module[k], &a->pair[i], rng_at(t->seed, (uint64_t)stream));
+    }
     return a;
 }
 
@@ -79,8 +89,26 @@ int train_lora_open(struct train_lora *l, const struct model_config *c, const st
             e, ERR_INVALID,
             "lora_dropout must be 0 for adapters of experts and routers: PEFT adapts them as parameters, which "
             "have no dropout");
+    if (l->adapter->targets & TARGET_HEAD && t->lora_dropout > 0)
+        return err_set(e, ERR_UNSUPPORTED, "lora_dropout must be 0 for an adapter of the output head");
     if (o->trained) return 0;
     return err_set(e, ERR_INVALID, "targets: a %s model has none of these modules", c->family->model_type);
+}
+
+/* The embedding table's a is trained as a table of tokens, (k, r). */
+static void transpose(const float *in, size_t rows, size_t cols, float *out)
+{
+    for (size_t r = 0; r < rows; r++)
+        for (size_t k = 0; k < cols; k++) out[k * rows + r] = in[r * cols + k];
+}
+
+static void upload_a(struct optim *o, size_t at, const struct lora_module *m, const struct lora_pair *p)
+{
+    size_t n = a_floats(m, p);
+    float *table = m->gemm == GEMM_EMBEDDING ? mem_array(n, sizeof *table) : NULL;
+    if (table) transpose(p->a, (size_t)p->r, (size_t)m->k, table);
+    o->d->ops->upload(o->d, o->p + at, table ? table : p->a, n * sizeof *p->a);
+    free(table);
 }
 
 void train_lora_bind(struct train_lora *l, struct optim *o)
@@ -98,7 +126,7 @@ void train_lora_bind(struct train_lora *l, struct optim *o)
             if (part == s->part) s->a = o->p + l->a[at], s->da = o->g + l->a[at];
             part->b = o->p + l->b[at];
             part->db = o->g + l->b[at];
-            o->d->ops->upload(o->d, o->p + l->a[at], p->a, a_floats(m, p) * sizeof *p->a);
+            upload_a(o, l->a[at], m, p);
             size_t n = b_floats(m, p);
             float *b = mem_array(n, sizeof *b);
             lora_b_to_outputs(m, p->r, p->b, b);
@@ -115,7 +143,10 @@ int train_lora_write(struct train_lora *l, const float *p, const char *base_name
         const struct lora_module *m = &a->module[i % a->n_modules];
         const struct lora_pair *pair = &a->pair[i];
         if (!pair->r) continue;
-        memcpy(pair->a, p + l->a[i], a_floats(m, pair) * sizeof *p);
+        if (m->gemm == GEMM_EMBEDDING)
+            transpose(p + l->a[i], (size_t)m->k, (size_t)pair->r, pair->a);
+        else
+            memcpy(pair->a, p + l->a[i], a_floats(m, pair) * sizeof *p);
         lora_b_to_stored(m, pair->r, p + l->b[i], pair->b);
     }
     return adapter_write(a, l->c, base_name, dir, e);

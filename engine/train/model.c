@@ -213,6 +213,56 @@ static void site_back(struct train_model *m, int layer, enum layer_gemm p, const
     }
 }
 
+/* The site of the embedding table, whose a is a table (V, r): x += scale a[id] b^T. */
+static void embed_site(struct train_model *m, struct mat x)
+{
+    const struct site *s = train_site(m, 0, GEMM_EMBEDDING);
+    if (!s->r) return;
+    struct mat xa = first(m->embed_xa, x.rows);
+    chunked_embed(chunks_of(m), (struct embed_args){.out = xa,
+                                                    .table = mat_f32(s->a, s->k, s->r),
+                                                    .id = m->id,
+                                                    .pos = m->pos,
+                                                    .scale = layer_embed_scale(m->c, m->w)});
+    gemm(m, x, xa, mat_f32(s->part->b, s->part->n, s->r), true, s->part->scale, true);
+}
+
+static void embed_site_back(struct train_model *m, struct mat dx)
+{
+    const struct site *s = train_site(m, 0, GEMM_EMBEDDING);
+    if (!s->r) return;
+    struct mat du = {m->du.p, DT_F32, dx.rows, s->r, s->r};
+    gemm(m, du, dx, mat_f32(s->part->b, s->part->n, s->r), false, s->part->scale, false);
+    weight_grad(m, s->part->db, dx, first(m->embed_xa, dx.rows), s->part->scale);
+    chunked_embed_back(chunks_of(m), (struct embed_back_args){.dtable = mat_f32(s->da, s->k, s->r),
+                                                              .dx = du,
+                                                              .id = m->id,
+                                                              .pos = m->pos,
+                                                              .scale = layer_embed_scale(m->c, m->w)});
+}
+
+/* The site of the LM head, whose input h has no dropout. */
+static void head_site(struct train_model *m, struct mat logits, struct mat h)
+{
+    const struct site *s = train_site(m, 0, GEMM_LM_HEAD);
+    if (!s->r) return;
+    struct mat xa = first(m->head_xa, h.rows);
+    gemm(m, xa, h, mat_f32(s->a, s->r, s->k), true, 1, false);
+    gemm(m, logits, xa, mat_f32(s->part->b, s->part->n, s->r), true, s->part->scale, true);
+}
+
+/* dh += */
+static void head_site_back(struct train_model *m, struct mat h, struct mat dlogits, struct mat dh)
+{
+    const struct site *s = train_site(m, 0, GEMM_LM_HEAD);
+    if (!s->r) return;
+    struct mat du = {m->du.p, DT_F32, h.rows, s->r, s->r};
+    gemm(m, du, dlogits, mat_f32(s->part->b, s->part->n, s->r), false, s->part->scale, false);
+    weight_grad(m, s->part->db, dlogits, first(m->head_xa, h.rows), s->part->scale);
+    weight_grad(m, s->da, du, h, 1);
+    gemm(m, dh, du, mat_f32(s->a, s->r, s->k), false, 1, true);
+}
+
 /* ---- a layer forward --------------------------------------------------------------------------------------------- */
 
 /* a matrix in the scratch area, after `before` columns */
@@ -580,6 +630,7 @@ static void head(struct train_model *m, int from, int n, bool back, struct mat d
     chunked_rows(chunks_of(m), (struct rows_args){x, layer_input(m, m->c->layers), m->row + from});
     norm(m, h, x, (struct layer_norm){w->norm_w, w->norm_b});
     linear(m, NULL, logits, h, w->head, w->head_b);
+    head_site(m, logits, h);
     if (layer_changes_logits(m->c))
         chunked_softcap(chunks_of(m), (struct softcap_args){logits, m->c->logit_scale, m->c->logit_softcap});
     chunked_cross_entropy(chunks_of(m), (struct cross_entropy_args){
@@ -591,6 +642,7 @@ static void head(struct train_model *m, int from, int n, bool back, struct mat d
         chunked_col_sum(chunks_of(m), (struct col_sum_args){logits, g->head_b});
     }
     linear_back(m, NULL, dh, logits, w->head, false);
+    head_site_back(m, h, logits, dh);
     chunked_norm_back(chunks_of(m), (struct norm_back_args){dh, x, dh, w->norm_w, m->c->eps, m->c->norm, false,
                                                             g ? g->norm_w : NULL, g ? g->norm_b : NULL});
     /* scatters: row[t] are distinct */
@@ -641,16 +693,17 @@ static void backward(struct train_model *m, struct mat dx)
 {
     int last = m->c->layers - 1;
     if (m->watch) m->watch->back = true;
-    for (int l = last; l >= m->lowest; l--) {
+    for (int l = last; l >= 0 && l >= m->lowest; l--) {
         const struct kept *k = &m->kept[m->recompute ? 0 : l];
         struct mat x = layer_input(m, l);
         if (m->recompute && l < last) layer_forward(m, l, k, x, (struct mat){0});
         layer_back(m, l, k, x, dx, m->recompute);
     }
+    watch_from(m, WATCH_EMBEDDINGS, -1);
+    embed_site_back(m, dx);
     if (!m->grads) return;
     struct mat table = mat_f32(m->grads->embed, m->c->vocab, m->c->hidden), pos = {0};
     if (m->grads->pos) pos = mat_f32(m->grads->pos, m->c->max_len, m->c->hidden);
-    watch_from(m, WATCH_EMBEDDINGS, -1);
     drop_branch(m, m->c->layers, ATTENTION, dx);
     chunked_embed_back(chunks_of(m),
                        (struct embed_back_args){table, pos, dx, m->id, m->pos, layer_embed_scale(m->c, m->w)});
@@ -666,6 +719,7 @@ struct train_loss train_model_run(struct train_model *m, const struct micro *b, 
     if (m->watch) m->watch->back = false;
     chunked_embed(chunks_of(m), (struct embed_args){layer_input(m, 0), m->w->embed, m->w->pos, m->id, m->pos,
                                                     m->w->embed_w, layer_embed_scale(m->c, m->w)});
+    embed_site(m, layer_input(m, 0));
     drop_branch(m, m->c->layers, ATTENTION, layer_input(m, 0));
     for (int l = 0; l < m->c->layers; l++)
         layer_forward(m, l, &m->kept[m->recompute ? 0 : l], layer_input(m, l), layer_input(m, l + 1));

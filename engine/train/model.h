@@ -74,7 +74,7 @@ struct train_model {
 
     /* set by open */
     struct rope_table rope[ROPES_MAX];
-    int lowest;    /* lowest trained layer */
+    int lowest;    /* lowest trained layer; -1: the embeddings */
     int head_rows; /* number of tokens whose logits are computed at once */
     float *x;      /* (L + 1, T, C): inputs of the layers, and the last one's output */
     struct kept *kept;
@@ -84,6 +84,7 @@ struct train_model {
     struct mat dropped;   /* (T, widest input of a site) */
     struct mat branch;    /* (T, C) gradient with respect to a branch's output, when it differs from that of the sum */
     struct mat du;        /* (T, most r of a site) */
+    struct mat embed_xa, head_xa; /* (T, r), (head_rows, r) of the sites of the embedding table and of the head */
     struct train_experts experts;
     struct mat hx, hh, hd, logits; /* of head_rows tokens: (., C) final input, normed, gradient; (., V) */
     float *loss, *scale;           /* (T) loss of each target; factor of its gradient */

@@ -82,13 +82,18 @@ static void take_sites(struct take *t)
     for (int l = m->c->layers - 1; l >= 0; l--)
         for (int p = 0; p < LORA_GEMMS; p++) {
             const struct site *s = train_site(m, l, (enum layer_gemm)p);
+            bool end = p == GEMM_EMBEDDING || p == GEMM_LM_HEAD;
             if (!s->r) continue;
-            m->lowest = l;
-            if (p >= LAYER_GEMMS) continue; /* experts.c has memory of its own */
+            if (p != GEMM_LM_HEAD) m->lowest = p == GEMM_EMBEDDING ? -1 : l;
+            if (p >= LAYER_GEMMS && !end) continue; /* experts.c has memory of its own */
             if (s->r > r) r = s->r;
+            if (end) continue;
             if (s->k > k) k = s->k;
         }
+    int embed_r = train_site(m, 0, GEMM_EMBEDDING)->r, head_r = train_site(m, 0, GEMM_LM_HEAD)->r;
     if (r) m->du = take_mat(t, m->max_tokens, r);
+    if (embed_r) m->embed_xa = take_mat(t, m->max_tokens, embed_r);
+    if (head_r) m->head_xa = take_mat(t, m->head_rows, head_r);
     if (k && m->dropout > 0) m->dropped = take_mat(t, m->max_tokens, k);
     if (needs_of(m, 0, m->c->layers).branch) m->branch = take_mat(t, m->max_tokens, m->c->hidden);
 }

@@ -126,7 +126,7 @@ int train_params_check(struct train_params *p, const struct model_config *c, str
     if ((unsigned)p->method > TRAIN_FULL) return err_set(e, ERR_INVALID, "method must be lora, qlora or full");
     if ((unsigned)p->schedule > SCHEDULE_COSINE)
         return err_set(e, ERR_INVALID, "schedule must be constant, linear or cosine");
-    if (lora && !(p->targets & (TARGET_ALL | TARGET_PARAMETERS)))
+    if (lora && !(p->targets & (TARGET_ALL | TARGET_PARAMETERS | TARGET_ENDS)))
         return err_set(e, ERR_INVALID, "targets must name a module");
     if ((unsigned)p->optimizer > OPTIMIZER_MUON) return err_set(e, ERR_INVALID, "optimizer must be adamw or muon");
     if (lora && p->random_init) return err_set(e, ERR_INVALID, "random_init is for method full");

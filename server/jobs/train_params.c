@@ -38,6 +38,11 @@ static const struct {
     {"experts.gate_up_proj", TARGET_EXPERTS_GATE_UP},
     {"experts.down_proj", TARGET_EXPERTS_DOWN},
     {"gate.weight", TARGET_ROUTER},
+    {"embed_tokens", TARGET_EMBEDDING},
+    {"lm_head", TARGET_HEAD},
+    {"wte", TARGET_EMBEDDING},
+    {"embed_in", TARGET_EMBEDDING},
+    {"embed_out", TARGET_HEAD},
     {"q", TARGET_Q},
     {"k", TARGET_K},
     {"v", TARGET_V},
@@ -48,7 +53,7 @@ static const struct {
     {"all-linear", TARGET_ALL},
     {"all", TARGET_ALL},
 };
-enum { N_TARGETS = sizeof targets / sizeof *targets, N_OWN_TARGETS = 22 };
+enum { N_TARGETS = sizeof targets / sizeof *targets, N_OWN_TARGETS = 24 };
 
 enum kind { K_NUMBER, K_INT, K_AUTO, K_I64, K_BOOL, K_U64, K_CHOICE, K_TARGETS };
 

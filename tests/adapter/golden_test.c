@@ -74,13 +74,16 @@ static int write_ours(const char *models, const struct ours *o, const char *out,
     struct adapter *a;
     if (o->odd) {
         struct lora_module m[LORA_MODULES_MAX];
-        int n_modules = lora_modules(&c, m), rank[1024] = {0};
-        for (int i = 0; i < c.layers * n_modules; i++) rank[i] = (i * 5 + 3) % 6;
+        int n_modules = lora_modules(&c, m), rank[1024] = {0}, inner = 0;
+        while (inner < n_modules && !m[inner].end) inner++;
+        for (int l = 0; l < c.layers; l++)
+            for (int k = 0; k < inner; k++) rank[l * n_modules + k] = ((l * inner + k) * 5 + 3) % 6;
         a = adapter_of_ranks(&c, rank);
         a->r = o->r;
         a->alpha = o->alpha;
         for (int i = 0; i < c.layers * n_modules; i++)
-            if (rank[i]) a->pair[i].scale = i % 3 ? (float)(o->alpha / rank[i]) : 0.7f;
+            if (rank[i])
+                a->pair[i].scale = (i / n_modules * inner + i % n_modules) % 3 ? (float)(o->alpha / rank[i]) : 0.7f;
     } else {
         a = adapter_new(&c, TARGET_ALL | TARGET_PARAMETERS, o->r, o->alpha, o->rslora);
     }
@@ -160,9 +163,9 @@ static bool check_logits(struct eval *v, const char *dir, const char *name, cons
 
 static bool check_refused(const char *models, const char *dir, const char *name)
 {
-    static const char *const says[][2] = {
-        {"dora", "DoRA"},        {"bias", "lora_bias"},        {"biases", "bias"}, {"embedding", "embedding table"},
-        {"head", "output head"}, {"whole", "modules_to_save"}, {"alora", "aLoRA"}, {"parameters", "target_parameters"}};
+    static const char *const says[][2] = {{"dora", "DoRA"},   {"bias", "lora_bias"},
+                                          {"biases", "bias"}, {"whole", "modules_to_save"},
+                                          {"alora", "aLoRA"}, {"parameters", "target_parameters"}};
     char base[64];
     struct model_config c;
     struct err e = {0};
@@ -241,7 +244,7 @@ static int check_all(const char *models, const char *adapters)
     }
     if (d) closedir(d);
     printf("%d models with adapters, %d refused, %d failures\n", bases, refused, failed);
-    return failed || refused < 7 || bases < 6;
+    return failed || refused < 6 || bases < 6;
 }
 
 int main(int argc, char **argv)

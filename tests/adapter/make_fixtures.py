@@ -79,12 +79,19 @@ OLD = {
     "olmoe--old-modules": dict(modules=["q_proj", "gate_proj", "up_proj", "down_proj"], r=3, lora_alpha=3),
     "olmoe--old-down": dict(modules=["down_proj"], r=2, lora_alpha=4),
 }
+# The embedding table and the head, alone and tied; PEFT saves their weights beside the adapter.
+ENDS = {
+    "llama-gqa--ends": dict(target_modules=["q_proj", "embed_tokens", "lm_head"], r=3, lora_alpha=6, rank_pattern={"lm_head": 5}),
+    "gpt-neox--embedding": dict(target_modules=["embed_in"], r=2, lora_alpha=4, use_rslora=True),
+    "gpt2--embedding": dict(target_modules=["wte", "c_attn"], r=2, lora_alpha=4, fan_in_fan_out=True),
+    "gemma3--embedding": dict(target_modules=["embed_tokens"], r=2, lora_alpha=4),
+    "qwen2-moe--head": dict(target_modules=["lm_head"], r=2, lora_alpha=4),
+    "phi-tied--ends": dict(target_modules=["embed_tokens", "lm_head"], r=2, lora_alpha=4),
+}
 REFUSED = {
     "llama-gqa--refused-dora": dict(target_modules=["q_proj"], use_dora=True),
     "llama-gqa--refused-bias": dict(target_modules=["q_proj"], lora_bias=True),
     "qwen2--refused-biases": dict(target_modules=["q_proj"], bias="lora_only"),
-    "llama-gqa--refused-embedding": dict(target_modules=["q_proj", "embed_tokens"]),
-    "llama-gqa--refused-head": dict(target_modules=["q_proj", "lm_head"]),
     "llama-gqa--refused-whole": dict(target_modules=["q_proj"], modules_to_save=["input_layernorm"]),
     "llama-gqa--refused-alora": dict(target_modules=["q_proj"], alora_invocation_tokens=[5, 6]),
     "llama-gqa--refused-parameters": dict(target_modules=["q_proj"], target_parameters=["mlp.down_proj.weight"],
@@ -160,7 +167,7 @@ def expect(models, path, seed):
     logits = logits_of(model, ids)
     n = 0
     for name, p in model.named_parameters():
-        if "lora_B" in name:
+        if "lora_B" in name or "lora_embedding_B" in name:
             saved = p.clone()
             p.zero_()
             change = float((logits_of(model, ids) - logits).abs().max())
@@ -190,13 +197,16 @@ def main():
     for seed, (name, config) in enumerate([*PEFT_MADE.items(), *PEFT_MADE_LATER.items()]):
         if chosen(name):
             make(args.models, args.out, name, seed, **config)
+    for seed, (name, config) in enumerate(ENDS.items(), 700):
+        if chosen(name):
+            make(args.models, args.out, name, seed, **config)
     for seed, (name, config) in enumerate(OLD.items(), 500):
         if chosen(name):
             make_old(args.models, args.out, name, seed, **config)
     for name in filter(chosen, OURS + OURS_LATER):
         shutil.rmtree(args.out / name, ignore_errors=True)
         subprocess.run([args.tool, "--write", args.models, name, args.out / name], check=True)
-    for seed, name in enumerate([*PEFT_MADE, *OURS, *PEFT_MADE_LATER, *OLD, *OURS_LATER]):
+    for seed, name in enumerate([*PEFT_MADE, *OURS, *PEFT_MADE_LATER, *OLD, *OURS_LATER, *ENDS]):
         if chosen(name):
             expect(args.models, args.out / name, 100 + seed)
     for seed, (name, config) in enumerate(REFUSED.items()):

@@ -65,7 +65,7 @@ static void expect_module(const struct adapter *a, const char *path, enum layer_
 static void test_modules_of_families(void **state)
 {
     struct adapter *a = adapter_new(&llama, TARGET_ALL, 2, 4, false);
-    assert_int_equal(a->n_modules, 7);
+    assert_int_equal(a->n_modules, 9);
     expect_module(a, "self_attn.q_proj", GEMM_QKV, 0, 12, 8);
     expect_module(a, "self_attn.k_proj", GEMM_QKV, 12, 6, 8);
     expect_module(a, "self_attn.v_proj", GEMM_QKV, 18, 6, 8);
@@ -76,18 +76,18 @@ static void test_modules_of_families(void **state)
     assert_int_equal(adapter_bytes(a), 2 * 2 * 4 * (20 + 14 + 14 + 20 + 18 + 18 + 18));
     adapter_free(a);
     a = adapter_new(&gpt2, TARGET_C_ATTN | TARGET_C_PROJ, 2, 4, true);
-    assert_int_equal(a->n_modules, 4);
+    assert_int_equal(a->n_modules, 6);
     expect_module(a, "attn.c_attn", GEMM_QKV, 0, 24, 8);
     expect_module(a, "attn.c_proj", GEMM_O, 0, 8, 8);
     expect_module(a, "mlp.c_fc", GEMM_UP, 0, 32, 8);
     expect_module(a, "mlp.c_proj", GEMM_DOWN, 0, 8, 32);
     for (int l = 0; l < 3; l++)
-        for (int m = 0; m < 4; m++) assert_int_equal(a->pair[l * 4 + m].r, a->module[m].target == TARGET_C_FC ? 0 : 2);
+        for (int m = 0; m < 4; m++) assert_int_equal(a->pair[l * 6 + m].r, a->module[m].target == TARGET_C_FC ? 0 : 2);
     assert_true(a->pair[0].scale == (float)(4 / sqrt(2)));
     assert_int_equal(a->targets, TARGET_C_ATTN | TARGET_C_PROJ);
     adapter_free(a);
     a = adapter_new(&phi, TARGET_ALL, 3, 4, false);
-    assert_int_equal(a->n_modules, 6);
+    assert_int_equal(a->n_modules, 8);
     expect_module(a, "mlp.fc1", GEMM_UP, 0, 20, 8);
     expect_module(a, "self_attn.dense", GEMM_O, 0, 8, 8);
     adapter_free(a);
@@ -201,11 +201,11 @@ static void test_write_then_read(void **state)
 
 static struct adapter *odd_ranks(void)
 {
-    int rank[2 * 7] = {1, 0, 2, 0, 0, 0, 3, /* layer 1 */ 2, 0, 2, 5, 0, 0, 2};
+    int rank[2 * 9] = {1, 0, 2, 0, 0, 0, 3, 0, 0, /* layer 1 */ 2, 0, 2, 5, 0, 0, 2};
     struct adapter *a = adapter_of_ranks(&llama, rank);
     a->r = 2;
     a->alpha = 8;
-    for (int i = 0; i < 14; i++)
+    for (int i = 0; i < 18; i++)
         if (rank[i]) a->pair[i].scale = i == 3 ? 0 : (float)(8.0 / rank[i]);
     a->pair[6].scale = 0.3f; /* an alpha of its own */
     fill(a);
@@ -222,11 +222,11 @@ static void test_patterns_survive(void **state)
     a->pair[6].scale = 0.3f;
     round_trip(a, &llama);
     adapter_free(a);
-    int rank[3 * 4] = {0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0}; /* attn.c_proj everywhere, mlp.c_proj nowhere */
+    int rank[3 * 6] = {0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1}; /* attn.c_proj everywhere, mlp.c_proj nowhere */
     a = adapter_of_ranks(&gpt2, rank);
     a->r = 1;
     a->alpha = 1;
-    for (int i = 1; i < 12; i += 4) a->pair[i].scale = 1;
+    for (int i = 1; i < 18; i += 6) a->pair[i].scale = 1;
     fill(a);
     round_trip(a, &gpt2);
     adapter_free(a);
@@ -388,8 +388,8 @@ static void test_refuses_tensors(void **state)
         const char *says;
     } extra[] = {
         {{L0 "q_proj.lora_magnitude_vector", "F32", 12, 1}, "DoRA"},
-        {{"base_model.model.model.embed_tokens.lora_embedding_A", "F32", 2, 8}, "embedding table"},
-        {{"base_model.model.lm_head.lora_A.weight", "F32", 2, 8}, "output head"},
+        {{"base_model.model.model.embed_tokens.lora_embedding_A", "F32", 2, 0}, "target_modules does not name"},
+        {{"base_model.model.lm_head.lora_A.weight", "F32", 2, 8}, "target_modules does not name"},
         {{"base_model.model.lm_head.weight", "F32", 2, 8}, "whole output head"},
         {{"base_model.model.lm_head.base_layer.weight", "F32", 2, 8}, "resized vocabulary"},
         {{"base_model.model.model.embed_tokens.weight", "F32", 2, 8}, "whole embedding table"},
@@ -433,7 +433,7 @@ static void accept(const char *config, const struct tensor_spec *t, int n, int r
     struct adapter *a = parse(config, &llama, t, n, 0, &e);
     if (!a) fail_msg("%s: %s", config, e.msg);
     assert_int_equal(a->pair[0].r, ranks_q0);
-    assert_int_equal(a->pair[7].r, ranks_q1);
+    assert_int_equal(a->pair[9].r, ranks_q1);
     adapter_free(a);
 }
 
@@ -473,7 +473,7 @@ static void test_scale(void **state)
                               "\"use_rslora\":true,\"alpha_pattern\":{\"layers.1.self_attn.q_proj\":3}}",
                               &llama, q_pairs, 4, 0, &e);
     assert_non_null(a);
-    assert_true(a->pair[0].scale == (float)(6 / sqrt(2)) && a->pair[7].scale == (float)(3 / sqrt(2)));
+    assert_true(a->pair[0].scale == (float)(6 / sqrt(2)) && a->pair[9].scale == (float)(3 / sqrt(2)));
     adapter_free(a);
 }
 
@@ -617,7 +617,8 @@ static void test_exchanged_while_read(void **state)
     snprintf(x.two, sizeof x.two, "%s/b", root);
     for (int i = 0; i < 2; i++) { /* the same shapes; alpha says whose weights they are */
         struct adapter *a = adapter_new(&llama, TARGET_ALL, 2, i ? 64 : 2, false);
-        for (int p = 0; p < 14; p++) a->pair[p].a[0] = i ? 64 : 2;
+        for (int p = 0; p < 18; p++)
+            if (a->pair[p].r) a->pair[p].a[0] = i ? 64 : 2;
         assert_int_equal(adapter_write(a, &llama, "b", i ? x.two : x.one, &e), 0);
         adapter_free(a);
     }

@@ -55,7 +55,10 @@ static struct adapter *build(const struct model_config *c, const struct kind *k,
     struct adapter *a = adapter_new(c, k->targets, r, 2.0 * r, false);
     if (k->odd) {
         int rank[64];
-        for (int i = 0; i < a->layers * a->n_modules; i++) rank[i] = i / a->n_modules == 1 && i % 2 ? 0 : 1 + i % 5;
+        for (int i = 0; i < a->layers * a->n_modules; i++) {
+            bool present = lora_module_present(c, i / a->n_modules, &a->module[i % a->n_modules]);
+            rank[i] = !present || (i / a->n_modules == 1 && i % 2) ? 0 : 1 + i % 5;
+        }
         adapter_free(a);
         a = adapter_of_ranks(c, rank);
         a->r = r;

@@ -125,11 +125,8 @@ enum { SERVED_PAGES = 4 }; /* of a sequence */
 static void reserve_served(struct model *m, int max_tokens)
 {
     struct err e = {0};
-    struct model_reserve r = {.pages = 64 * SERVED_PAGES,
-                              .max_len = 64,
-                              .max_tokens = max_tokens,
-                              .max_rows = max_tokens,
-                              .kv_type = DT_F32};
+    struct model_reserve r = {
+        .pages = 64 * SERVED_PAGES, .max_len = 64, .max_tokens = max_tokens, .max_rows = max_tokens, .kv_type = DT_F32};
     assert_int_equal(model_reserve(m, &r, &e), 0);
 }
 
@@ -485,6 +482,31 @@ static void test_experts(void **state)
     }
 }
 
+/* Adapters of the embedding table and the head: beside others and alone; tied and not; with scaled embeddings. */
+static void test_ends(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *model;
+        unsigned targets;
+    } cases[] = {{"llama-gqa", TARGET_ENDS | TARGET_ALL},    {"llama-gqa", TARGET_HEAD}, {"gpt2", TARGET_ENDS},
+                 {"gemma3", TARGET_EMBEDDING | TARGET_DOWN}, {"granite", TARGET_ENDS},   {"gpt-neox", TARGET_ENDS}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *name = cases[i].model;
+        const struct way w = {.moved_b = true, .targets = cases[i].targets};
+        struct way again = w, threads = w, apart = w, ref = w;
+        again.recompute = true;
+        threads.threads = 3;
+        apart.apart = true;
+        ref.device = "ref";
+        compare_model(name, 13, &w, &again, "ends, recomputed", 0);
+        compare_model(name, 13, &w, &threads, "ends, three threads", 0);
+        compare_model(name, 13, &w, &apart, "ends, rows apart", 1e-5);
+        compare_model(name, 13, &w, &ref, "ends, ref and cpu", 1e-4);
+        follows_gradient(name, w, i);
+    }
+}
+
 /* Only some products are trained, so the way back through the lowest layer ends early. */
 static void test_few_targets(void **state)
 {
@@ -629,6 +651,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_differences),
         cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_ends),
     };
     fixtures = argc > 1 ? argv[1] : "tests/fixtures/models";
     return cmocka_run_group_tests_name("train_model", tests, make_odd_family, remove_odd_family);

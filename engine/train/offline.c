@@ -2,7 +2,6 @@
 
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
-#include "engine/data/sources.h"
 #include "engine/model/adapter.h"
 #include "engine/model/open.h"
 #include "engine/template/chat_template.h"
@@ -17,7 +16,6 @@ struct train_offline {
     struct tokenizer *tokenizer;
     struct chat_template *template;
     struct dataset *data, *eval;
-    struct dataset_sources sources, eval_sources;
     struct dataset_report report, eval_report;
     struct train *train;
 };
@@ -41,20 +39,10 @@ static int open_data(struct train_offline *o, const struct train_offline_config 
     return rc;
 }
 
-static int find_files(struct train_offline *o, const struct train_offline_config *c, struct err *e)
-{
-    int rc = 0;
-    for (int i = 0; i < c->n_data && !rc; i++) rc = dataset_sources_add(&o->sources, c->data[i], e);
-    for (int i = 0; i < c->n_eval && !rc; i++)
-        if ((rc = dataset_sources_add(&o->eval_sources, c->eval[i], e))) err_prefix(e, "--eval-data");
-    return rc;
-}
-
 static int open_all(struct train_offline *o, const struct train_offline_config *c, struct err *e)
 {
     struct cpus cpus;
-    int rc = find_files(o, c, e);
-    if (!rc) rc = cpus_parse(&cpus, c->cpus, e);
+    int rc = cpus_parse(&cpus, c->cpus, e);
     if (!rc) rc = model_open_as(&o->model, &c->model, &cpus, e);
     if (!rc) rc = model_config_generates(&o->model.c, e);
     if (!rc && !(o->tokenizer = tokenizer_open_dir(c->model.dir, e))) rc = e->code;
@@ -67,8 +55,8 @@ static int open_all(struct train_offline *o, const struct train_offline_config *
     else if (strcmp(file, "plain") != 0)
         o->template = chat_template_load_file(c->model.dir, file, e);
     if (!o->template && e->code) return e->code;
-    rc = open_data(o, c, &o->sources, &o->data, &o->report, e);
-    if (!rc && c->n_eval && (rc = open_data(o, c, &o->eval_sources, &o->eval, &o->eval_report, e)))
+    rc = open_data(o, c, c->data, &o->data, &o->report, e);
+    if (!rc && c->eval->n && (rc = open_data(o, c, c->eval, &o->eval, &o->eval_report, e)))
         err_prefix(e, "--eval-data");
     if (rc) return rc;
     struct train_params p = c->p;
@@ -107,20 +95,12 @@ const struct dataset_report *train_offline_report(const struct train_offline *o,
     return !eval ? &o->report : o->eval ? &o->eval_report : NULL;
 }
 
-const char *train_offline_file(const struct train_offline *o, bool eval, int i)
-{
-    const struct dataset_sources *s = eval ? &o->eval_sources : &o->sources;
-    return i < s->n ? s->v[i].path : NULL;
-}
-
 void train_offline_close(struct train_offline *o)
 {
     if (!o) return;
     train_free(o->train);
     if (o->data) dataset_free(o->data);
     if (o->eval) dataset_free(o->eval);
-    dataset_sources_free(&o->sources);
-    dataset_sources_free(&o->eval_sources);
     chat_template_free(o->template);
     model_close(&o->model);
     tokenizer_close(o->tokenizer);

@@ -2,19 +2,17 @@
 #ifndef TANDEM_ENGINE_TRAIN_OFFLINE_H
 #define TANDEM_ENGINE_TRAIN_OFFLINE_H
 
-#include "engine/data/dataset.h"
+#include "engine/data/sources.h"
 #include "engine/model/options.h"
 #include "engine/train/train.h"
 
 struct train_offline_config {
     struct model_options model;
-    const char *cpus;        /* which cores the threads are bound to (cpus.h) */
-    const char *const *data; /* (n_data) as dataset_sources_add takes them */
-    const char *const *eval; /* (n_eval); 0: eval_fraction of data */
-    int n_data, n_eval;
+    const char *cpus;                          /* which cores the threads are bound to (cpus.h) */
+    const struct dataset_sources *data, *eval; /* eval: none: eval_fraction of data */
     struct dataset_options options; /* max_length, seed, eos and the cache directory are set from the other fields */
     struct train_params p;
-    int batch_rows; /* of a step, instead of p.batch_tokens; 0: not given */
+    int batch_rows;   /* of a step, instead of p.batch_tokens; 0: not given */
     const char *from; /* an adapter directory; NULL */
     const char
         *chat_template; /* a file, or "plain": lines of "role: content"; NULL or "": the model's own, else plain */
@@ -28,9 +26,7 @@ struct train_offline;
 struct train_offline *train_offline_open(const struct train_offline_config *, struct err *e);
 struct train *train_offline_train(struct train_offline *);
 const struct dataset_report *train_offline_report(const struct train_offline *, bool eval); /* NULL: no eval data */
-/* The files of the data, in their order; NULL: no more. */
-const char *train_offline_file(const struct train_offline *, bool eval, int i);
-void train_offline_close(struct train_offline *); /* NULL is allowed */
+void train_offline_close(struct train_offline *);                                           /* NULL is allowed */
 
 /* After the job is done: deletes `dir` with the checkpoints and the prepared data. */
 void train_offline_clear(const char *dir);

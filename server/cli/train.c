@@ -7,6 +7,8 @@
 
 #include "engine/base/mem.h"
 #include "server/cli/cmd.h"
+#include "server/cli/find_data.h"
+#include "server/cli/find_model.h"
 #include "server/cli/train_progress.h"
 #include "server/jobs/train_aliases.h"
 
@@ -168,13 +170,11 @@ static int check_out(const char *dir, struct err *e)
     return empty ? 0 : err_set(e, ERR_INVALID, "--out: %s is not empty", dir);
 }
 
-static void show_report(const struct train_offline *o, bool eval)
+static void show_report(const struct dataset_sources *from, const struct dataset_report *r)
 {
-    const struct dataset_report *r = train_offline_report(o, eval);
-    int files = 0;
+    int files = from->n;
     if (!r) return;
-    while (train_offline_file(o, eval, files)) files++;
-    fprintf(stderr, "%s", train_offline_file(o, eval, 0));
+    fprintf(stderr, "%s", from->v[0].name);
     if (files > 1) fprintf(stderr, " and %d more", files - 1);
     fprintf(stderr, ": %s, %llu rows", dataset_format_name(r->format), (unsigned long long)r->seen);
     if (r->skipped) fprintf(stderr, ", %llu skipped", (unsigned long long)r->skipped);
@@ -184,7 +184,7 @@ static void show_report(const struct train_offline *o, bool eval)
     fprintf(stderr, "\n");
     for (int i = 0; i < r->n_problems; i++) {
         const struct dataset_problem *p = &r->problem[i];
-        const char *file = files > 1 ? train_offline_file(o, eval, (int)p->source) : "";
+        const char *file = files > 1 ? from->v[p->source].name : "";
         fprintf(stderr, "  %s%srow %llu: %s\n", file, files > 1 ? ": " : "", (unsigned long long)p->line, p->what);
     }
 }
@@ -231,10 +231,22 @@ static bool read_map(char *text, struct dataset_field map[DATASET_MAP_MAX], int 
     return !dataset_map_check(map, *n, e) || (err_prefix(e, "--map"), false);
 }
 
+/* Fills both; a data set of the hub is downloaded.  @return 0, or the exit status after an error. */
+static int find_data(const struct settings *s, struct dataset_sources *data, struct dataset_sources *eval)
+{
+    struct hub_session c;
+    struct err e = {0};
+    hub_session_open(&c);
+    int rc = cmd_find_data(data, &s->train_data, &c.hub, &e);
+    if (!rc && (rc = cmd_find_data(eval, &s->eval_data, &c.hub, &e))) err_prefix(&e, "--eval-data");
+    return hub_session_close(&c, rc, &e);
+}
+
 static int train(const struct settings *s, const struct train_params *params, int batch_rows)
 {
     struct err e = {0};
     struct dataset_field map[DATASET_MAP_MAX];
+    struct dataset_sources data = {0}, eval = {0};
     int n_map;
     if (!read_map(s->map, map, &n_map, &e)) return cmd_fail(&e);
     struct buf dir = {0};
@@ -244,10 +256,8 @@ static int train(const struct settings *s, const struct train_params *params, in
     struct train_offline_config c = {
         .model = cmd_model_options(s),
         .cpus = s->cpus,
-        .data = (const char *const *)s->train_data.v,
-        .n_data = s->train_data.n,
-        .eval = (const char *const *)s->eval_data.v,
-        .n_eval = s->eval_data.n,
+        .data = &data,
+        .eval = &eval,
         .options = {.format = (enum dataset_format)dataset_format_parse(s->format),
                     .map = map,
                     .n_map = n_map,
@@ -262,14 +272,16 @@ static int train(const struct settings *s, const struct train_params *params, in
         .out = s->out,
     };
     struct train_offline *o = NULL;
-    int status = 1;
-    if (!check_out(s->out, &e)) o = train_offline_open(&c, &e);
-    if (o) {
+    int status = find_data(s, &data, &eval);
+    if (!status && !check_out(s->out, &e)) o = train_offline_open(&c, &e);
+    if (status) {
+        /* it is said */
+    } else if (o) {
         struct train_progress progress;
         train_progress_init(&progress, stderr, isatty(STDERR_FILENO));
         progress.cost_per_hour = s->cost_per_hour;
-        show_report(o, false);
-        show_report(o, true);
+        show_report(&data, train_offline_report(o, false));
+        show_report(&eval, train_offline_report(o, true));
         running = train_offline_train(o);
         signal(SIGINT, on_signal);
         signal(SIGTERM, on_signal);
@@ -278,8 +290,10 @@ static int train(const struct settings *s, const struct train_params *params, in
         train_offline_close(o);
         status = finish(&progress, s->out, dir.data);
     } else {
-        cmd_fail(&e);
+        status = cmd_fail(&e);
     }
+    dataset_sources_free(&data);
+    dataset_sources_free(&eval);
     buf_free(&dir);
     return status;
 }

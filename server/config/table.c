@@ -254,7 +254,8 @@ static const struct setting_option table[] = {
     {"method", "Training", SETTING_CHOICE, AT(method), "lora", 0, 0, "lora|qlora|full", CMD_TRAIN, true, "METHOD",
      "an adapter; an adapter on weights that are quantised; all weights"},
     {"data", "Training", SETTING_LIST, AT(train_data), NULL, 0, 0, NULL, CMD_TRAIN, true, "FILE...",
-     "rows to train on: .jsonl, a JSON array, or text; files and patterns, several"},
+     "rows to train on: .jsonl, a JSON array, or text; files and patterns, several; hf:ORG/NAME of the Hugging Face "
+     "hub"},
     {"eval-data", "Training", SETTING_LIST, AT(eval_data), NULL, 0, 0, NULL, CMD_TRAIN, true, "FILE...",
      "rows to measure the loss on; without it, the part of --data that --eval-fraction says"},
     {"format", "Training", SETTING_CHOICE, AT(format), "auto", 0, 0,

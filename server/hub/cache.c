@@ -51,13 +51,7 @@ bool cache_commit(const char *repo, const char *revision, char commit[COMMIT_DIG
 
 /* ---- what a snapshot has --------------------------------------------------------------------------------------- */
 
-struct names {
-    char **v; /* owned, relative to the snapshot */
-    int n;
-    size_t cap;
-};
-
-static void collect(const char *dir, const char *prefix, int depth, struct names *out)
+static void collect(const char *dir, const char *prefix, int depth, struct cache_names *out)
 {
     DIR *d = opendir(dir);
     for (struct dirent *f; d && out->n < FILES_MAX && (f = readdir(d));) {
@@ -80,10 +74,16 @@ static void collect(const char *dir, const char *prefix, int depth, struct names
     if (d) closedir(d);
 }
 
-static void names_free(struct names *s)
+void cache_collect(const char *snapshot, struct cache_names *out)
+{
+    collect(snapshot, "", 0, out);
+}
+
+void cache_names_free(struct cache_names *s)
 {
     for (int i = 0; i < s->n; i++) free(s->v[i]);
     free(s->v);
+    *s = (struct cache_names){0};
 }
 
 /* Whether all files are there that model.safetensors.index.json names. */
@@ -133,7 +133,7 @@ static bool model_whole(const char *dir)
 /* The GGUF file that is meant.  @return its path, or NULL: none, or parts of it are missing; *e: several match */
 static char *gguf_path(const char *dir, const char *quant, struct err *e)
 {
-    struct names s = {0};
+    struct cache_names s = {0};
     struct err why = {0};
     int first;
     char *path = NULL;
@@ -145,7 +145,7 @@ static char *gguf_path(const char *dir, const char *quant, struct err *e)
     else if (why.code == ERR_INVALID)
         *e = why;
     free(chosen);
-    names_free(&s);
+    cache_names_free(&s);
     return path;
 }
 
@@ -159,8 +159,11 @@ enum cache_state cache_find(const struct hub *h, const struct repo_name *r, char
     if (cache_commit(repo, r->revision, commit)) buf_printf(&dir, "%s/snapshots/%s", repo, commit);
     if (dir.len && stat(dir.data, &st) == 0 && S_ISDIR(st.st_mode)) {
         state = CACHE_PARTIAL;
-        bool model = h->wants != HUB_ADAPTER;
-        if (!*r->quant && ((model && model_whole(dir.data)) || (h->wants != HUB_MODEL && adapter_whole(dir.data))))
+        bool data = h->wants == HUB_DATA;
+        if (data && *r->quant && !strpbrk(r->quant, "*?[") && has(dir.data, r->quant)) state = CACHE_WHOLE;
+        bool model = !data && h->wants != HUB_ADAPTER;
+        if (!*r->quant &&
+            ((model && model_whole(dir.data)) || (!data && h->wants != HUB_MODEL && adapter_whole(dir.data))))
             state = CACHE_WHOLE;
         else if (model && (*r->quant || !has(dir.data, "config.json") || !has_tokenizer(dir.data)))
             *path = gguf_path(dir.data, r->quant, e);

@@ -21,12 +21,23 @@ enum cache_state { CACHE_NONE, CACHE_PARTIAL, CACHE_WHOLE };
 
 char *cache_repo(const struct hub *, const char *id); /* CACHE/models--ORG--NAME, owned by the caller */
 
-/* The commit that a revision of the repository at that path is: a ref's, or it is one itself.  @return false: neither */
+/* The commit that a revision of the repository at that path is: a ref's, or it is one itself.  @return false: neither
+ */
 bool cache_commit(const char *repo, const char *revision, char commit[COMMIT_DIGITS + 1]);
 
-/* Looks for what a name means.  CACHE_WHOLE: *path is a snapshot with all its files, or the GGUF file; CACHE_PARTIAL:
+/* Looks for what a name means.  CACHE_WHOLE: *path is a snapshot with all its files, or the GGUF file, or that
+ * of a data set with the one file that is named; CACHE_PARTIAL:
  * *path is a snapshot where files are missing; *path is owned by the caller.  With *e set: several GGUF files match. */
 enum cache_state cache_find(const struct hub *, const struct repo_name *, char **path, struct err *e);
+
+/* The files of a snapshot, relative to it, in no order; zero-initialise, cache_names_free. */
+struct cache_names {
+    char **v; /* owned */
+    int n;
+    size_t cap;
+};
+void cache_collect(const char *snapshot, struct cache_names *out);
+void cache_names_free(struct cache_names *);
 
 /* ---- tandem models ---- */
 

@@ -1,5 +1,6 @@
 #include "server/hub/hub.h"
 
+#include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "server/hub/cache.h"
 #include "server/hub/pull.h"
@@ -41,7 +42,7 @@ static int find(const struct hub *h, const struct repo_name *r, struct hub_found
     struct err unclear = {0};
     enum cache_state state = cache_find(h, r, &f->path, &unclear);
     /* without the hub, the engine says what is missing */
-    if (state == CACHE_WHOLE || (state == CACHE_PARTIAL && h->offline && !*r->quant)) {
+    if (state == CACHE_WHOLE || (state == CACHE_PARTIAL && h->offline && (h->wants == HUB_DATA || !*r->quant))) {
         f->name = mem_strdup(r->id);
         return 0;
     }
@@ -98,4 +99,44 @@ int hub_pull(const struct hub *h, const char *text, struct hub_found *f, struct 
                                  strcmp(text, "gpt2") == 0 ? "; this one is openai-community/gpt2" : "");
     if (h->offline) return err_set(e, ERR_IO, "%s: HF_HUB_OFFLINE is set, so nothing is downloaded", r.id);
     return pull(h, &r, f, e);
+}
+
+/* ---- data sets --------------------------------------------------------------------------------------------------- */
+
+bool hub_is_data(const char *text)
+{
+    return repo_is_data(text);
+}
+
+static int by_bytes(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+int hub_find_data(const struct hub *given, const char *text, char ***paths, int *n, struct err *e)
+{
+    struct hub h = *given;
+    struct repo_name r;
+    struct hub_found f = {0};
+    struct cache_names names = {0};
+    h.wants = HUB_DATA;
+    *paths = NULL;
+    *n = 0;
+    if (repo_parse_data(&r, text, e) || find(&h, &r, &f, e)) return e->code;
+    cache_collect(f.path, &names);
+    bool *chosen = mem_array((size_t)names.n + 1, sizeof *chosen);
+    *paths = mem_array((size_t)names.n + 1, sizeof **paths);
+    int rc = repo_data((const char *const *)names.v, names.n, r.quant, chosen, e);
+    for (int i = 0; i < names.n && rc > 0; i++)
+        if (chosen[i]) (*paths)[(*n)++] = file_join(f.path, names.v[i]);
+    if (*n) qsort(*paths, (size_t)*n, sizeof **paths, by_bytes);
+    if (rc < 0) {
+        err_prefix(e, "%s", r.id);
+        free(*paths);
+        *paths = NULL;
+    }
+    free(chosen);
+    cache_names_free(&names);
+    hub_found_free(&f);
+    return rc < 0 ? rc : 0;
 }

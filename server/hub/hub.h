@@ -28,6 +28,7 @@ enum hub_kind {
     HUB_ANY,
     HUB_MODEL,
     HUB_ADAPTER, /* nothing else of the repository is downloaded */
+    HUB_DATA,    /* for hub_find_data */
 };
 
 /* What the environment says, read as huggingface_hub does (its constants.py and utils/_auth.py, 2.4.0). */
@@ -60,6 +61,11 @@ int hub_resolve(const struct hub *, const char *text, struct hub_found *, struct
 /* The same for what a client names: never a path; ERR_INVALID where it has not the form of a name. */
 int hub_resolve_name(const struct hub *, const char *text, struct hub_found *, struct err *e);
 void hub_found_free(struct hub_found *);
+/* Finds the files of a data set, hf:ORG/NAME[@REVISION][:FILE] (repo_data says which), downloads what is missing, and
+ * asks the hub unless it is offline or the one FILE is in the cache.  @return 0, and *paths (*n), sorted by their
+ * bytes: they and the array are the caller's; or an error code with *e. */
+int hub_find_data(const struct hub *, const char *text, char ***paths, int *n, struct err *e);
+bool hub_is_data(const char *text); /* begins with "hf:" */
 /* Asks the hub what the name's revision is now, and downloads what of it is missing.  With a path: ERR_INVALID. */
 int hub_pull(const struct hub *, const char *text, struct hub_found *, struct err *e);
 

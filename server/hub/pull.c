@@ -29,7 +29,7 @@ static int get_listing(const struct hub *h, const struct repo_name *r, struct li
 {
     struct buf url = {0}, text = {0};
     struct fetch f;
-    buf_printf(&url, "%s/api/models/%s/revision/", h->endpoint, r->id);
+    buf_printf(&url, "%s/api/%s%s/revision/", h->endpoint, h->wants == HUB_DATA ? "" : "models/", r->id);
     repo_url_encode(&url, r->revision, "");
     buf_str(&url, "?blobs=true");
     int rc = fetch_text(h, url.data, r, r->id, LISTING_BYTES, &text, &f, e);
@@ -83,17 +83,30 @@ static bool has_adapter(const struct listing *l)
 
 static bool has_model(const struct listing *l)
 {
-    return listing_find(l, "model.safetensors") || listing_find(l, "model.safetensors.index.json") ||
-           has_adapter(l);
+    return listing_find(l, "model.safetensors") || listing_find(l, "model.safetensors.index.json") || has_adapter(l);
 }
 
 static int choose_adapter(struct choice *c, const struct listing *l, struct err *e)
 {
     static const char *const names[] = {"adapter_config.json", "adapter_model.safetensors"};
     if (!has_adapter(l))
-        return err_set(e, ERR_UNSUPPORTED, "not an adapter: adapter_config.json or adapter_model.safetensors is missing");
+        return err_set(e, ERR_UNSUPPORTED,
+                       "not an adapter: adapter_config.json or adapter_model.safetensors is missing");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) choose(c, listing_find(l, names[i]));
     return 0;
+}
+
+static int choose_data(struct choice *c, const struct listing *l, const char *file, struct err *e)
+{
+    const char **names = mem_array((size_t)l->n + 1, sizeof *names);
+    bool *chosen = mem_array((size_t)l->n + 1, sizeof *chosen);
+    for (int i = 0; i < l->n; i++) names[i] = l->v[i].name;
+    int n = repo_data(names, l->n, file, chosen, e);
+    for (int i = 0; n > 0 && i < l->n; i++)
+        if (chosen[i]) c->v[c->n++] = &l->v[i];
+    free(names);
+    free(chosen);
+    return n < 0 ? n : 0;
 }
 
 static int choose_first(struct choice *c, const struct listing *l, const char *quant, struct err *e)
@@ -157,7 +170,7 @@ static int download_all(const struct download *d, const struct listing *l, struc
     char *snapshot = download_snapshot(d);
     int rc = download_prepare(d, e);
     if (!rc) rc = download_files(d, c->v, c->n, e);
-    if (!rc && !c->gguf && d->hub->wants != HUB_ADAPTER) {
+    if (!rc && !c->gguf && d->hub->wants != HUB_ADAPTER && d->hub->wants != HUB_DATA) {
         c->n = 0;
         rc = choose_weights(c, l, snapshot, e);
         if (rc) err_prefix(e, "%s", d->name->id);
@@ -178,7 +191,9 @@ int pull(const struct hub *h, const struct repo_name *r, struct hub_found *f, st
     struct download d = {.hub = h, .name = r, .commit = l.commit, .progress = &p};
     c.v = mem_array((size_t)l.n + 1, sizeof(const struct hub_file *));
     progress_begin(&p, r->id);
-    rc = h->wants == HUB_ADAPTER ? choose_adapter(&c, &l, e) : choose_first(&c, &l, r->quant, e);
+    rc = h->wants == HUB_ADAPTER ? choose_adapter(&c, &l, e)
+         : h->wants == HUB_DATA  ? choose_data(&c, &l, r->quant, e)
+                                 : choose_first(&c, &l, r->quant, e);
     if (rc)
         err_prefix(e, "%s", r->id);
     else

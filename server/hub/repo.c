@@ -1,6 +1,7 @@
 #include "server/hub/repo.h"
 
 #include <ctype.h>
+#include <fnmatch.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -90,6 +91,41 @@ static bool take_name(struct repo_name *r, const char *s, struct err *e)
     return *s != ':' || take_quant(r, s + 1, e);
 }
 
+/* ---- data sets --------------------------------------------------------------------------------------------------- */
+
+static const char data_url[] = "hf://datasets/";
+
+bool repo_is_data(const char *text)
+{
+    return strncmp(text, "hf:", 3) == 0;
+}
+
+int repo_parse_data(struct repo_name *r, const char *text, struct err *e)
+{
+    static const char lead[] = "datasets/";
+    bool url = strncmp(text, data_url, sizeof data_url - 1) == 0;
+    const char *s = text + (url ? sizeof data_url - 1 : 3), *file = NULL;
+    char name[REPO_ID_MAX + REPO_REVISION_MAX + 2] = "";
+    *r = (struct repo_name){0};
+    e->code = 0;
+    if (!url && strncmp(s, lead, sizeof lead - 1) == 0) s += sizeof lead - 1;
+    size_t n = strlen(s);
+    if (url && strchr(s, '/')) file = strchr(strchr(s, '/') + 1, '/');
+    if (!url) file = strchr(s, ':');
+    if (file) n = (size_t)(file++ - s);
+    if (n < sizeof name) memcpy(name, s, n);
+    if (n >= sizeof name || strchr(name, ':') || !take_name(r, name, e)) {
+        if (e->code) return e->code;
+        return err_set(e, ERR_INVALID, "%.200s: a data set of the Hugging Face hub is named hf:ORG/NAME", text);
+    }
+    if (file && (strlen(file) > REPO_QUANT_MAX || !repo_file_good(file)))
+        return err_set(e, ERR_INVALID, "%.96s: %.200s is no file of a repository", r->id, file);
+    if (file) strcpy(r->quant, file);
+    memmove(r->id + sizeof lead - 1, r->id, strlen(r->id) + 1);
+    memcpy(r->id, lead, sizeof lead - 1);
+    return 0;
+}
+
 /* ---- URLs ------------------------------------------------------------------------------------------------------ */
 
 /* @return what follows "BASE/" in the URL; NULL: another host */
@@ -161,13 +197,15 @@ bool repo_parse(struct repo_name *r, const char *text, const char *endpoint, str
 
 /* ---- folders, commits, files ----------------------------------------------------------------------------------- */
 
-static const char lead[] = "models--";
+static const char lead[] = "models--", data_lead[] = "datasets/";
 
 void repo_folder(struct buf *out, const char *id)
 {
+    bool data = strncmp(id, data_lead, sizeof data_lead - 1) == 0;
+    if (data) id += sizeof data_lead - 1;
     const char *slash = strchr(id, '/');
-    buf_printf(out, "%s%.*s%s%s", lead, slash ? (int)(slash - id) : (int)strlen(id), id, slash ? "--" : "",
-               slash ? slash + 1 : "");
+    buf_printf(out, "%s%.*s%s%s", data ? "datasets--" : lead, slash ? (int)(slash - id) : (int)strlen(id), id,
+               slash ? "--" : "", slash ? slash + 1 : "");
 }
 
 bool repo_of_folder(const char *folder, char id[REPO_NAME_MAX + 1])
@@ -242,6 +280,66 @@ bool repo_weights_file(const char *name)
     const char *file = in_module(name);
     if (file) return strcmp(file, "model.safetensors") == 0;
     return strcmp(name, "model.safetensors") == 0 || strcmp(name, "adapter_model.safetensors") == 0;
+}
+
+static bool is_rows_file(const char *name)
+{
+    static const char *const ends[] = {".jsonl", ".ndjson", ".json"}, *const packed[] = {"", ".gz", ".zst"};
+    /* what datasets and others write beside the rows */
+    static const char *const about[] = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"};
+    const char *slash = strrchr(name, '/'), *file = slash ? slash + 1 : name;
+    for (size_t i = 0; i < sizeof about / sizeof *about; i++)
+        if (strcmp(file, about[i]) == 0) return false;
+    for (size_t i = 0; i < sizeof ends / sizeof *ends && *file != '.'; i++) {
+        for (size_t k = 0; k < sizeof packed / sizeof *packed; k++) {
+            char end[16];
+            snprintf(end, sizeof end, "%s%s", ends[i], packed[k]);
+            if (repo_ends_with(file, end)) return true;
+        }
+    }
+    return false;
+}
+
+/* Whether the path has one of the words, between characters that are no letters. */
+static bool has_word(const char *name, const char *const *words)
+{
+    for (; *words; words++) {
+        size_t n = strlen(*words);
+        for (const char *p = name; (p = strcasestr(p, *words)); p++)
+            if ((p == name || !isalpha((unsigned char)p[-1])) && !isalpha((unsigned char)p[n])) return true;
+    }
+    return false;
+}
+
+static int say_no_rows(const char *const *names, int n, const char *file, struct err *e)
+{
+    for (int i = 0; i < n && !*file; i++)
+        if (repo_ends_with(names[i], ".parquet") || repo_ends_with(names[i], ".arrow") ||
+            repo_ends_with(names[i], ".csv"))
+            return err_set(
+                e, ERR_UNSUPPORTED,
+                "it has no JSON, but %.100s; convert it: python3 -c \"import datasets, sys; "
+                "datasets.load_dataset(sys.argv[1], split='train').to_json(sys.argv[2])\" ORG/NAME OUT.jsonl",
+                names[i]);
+    return err_set(e, ERR_NOT_FOUND, *file ? "no file is called %.200s" : "it has no files of JSON%.0s", file);
+}
+
+int repo_data(const char *const *names, int n, const char *file, bool *chosen, struct err *e)
+{
+    static const char *const train[] = {"train", "training", NULL};
+    static const char *const others[] = {"test",  "testing", "eval",       "evaluation", "dev",
+                                         "valid", "val",     "validation", NULL};
+    int count = 0;
+    bool trains = false;
+    for (int i = 0; i < n; i++) {
+        chosen[i] = *file ? strcmp(names[i], file) == 0 || fnmatch(file, names[i], 0) == 0 : is_rows_file(names[i]);
+        trains = trains || (chosen[i] && has_word(names[i], train));
+    }
+    for (int i = 0; i < n; i++) {
+        if (!*file) chosen[i] = chosen[i] && (trains ? has_word(names[i], train) : !has_word(names[i], others));
+        count += chosen[i];
+    }
+    return count ? count : say_no_rows(names, n, file, e);
 }
 
 /* ---- GGUF ------------------------------------------------------------------------------------------------------ */

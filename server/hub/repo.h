@@ -12,13 +12,20 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { REPO_NAME_MAX = 96, REPO_REVISION_MAX = 200, REPO_FILE_MAX = 1024, REPO_QUANT_MAX = 200 };
+enum {
+    REPO_NAME_MAX = 96,
+    REPO_ID_MAX = REPO_NAME_MAX + 9,
+    REPO_REVISION_MAX = 200,
+    REPO_FILE_MAX = 1024,
+    REPO_QUANT_MAX = 200
+};
 
 /* ORG/NAME[@REVISION][:QUANT] */
 struct repo_name {
-    char id[REPO_NAME_MAX + 1]; /* ORG/NAME */
+    char id[REPO_ID_MAX + 1]; /* ORG/NAME; of a data set datasets/ORG/NAME, as in its URL */
     char revision[REPO_REVISION_MAX + 1];
-    char quant[REPO_QUANT_MAX + 1]; /* GGUF: a type (Q4_K_M) or a file's name; "": not given */
+    char quant[REPO_QUANT_MAX + 1]; /* GGUF: a type (Q4_K_M) or a file's name; of a data set a file or a pattern; "":
+                                       not given */
 };
 
 /* Reads ORG/NAME[@REVISION][:QUANT], hf.co/ORG/NAME..., hf://ORG/NAME... or a URL of the hub or of `endpoint`
@@ -27,7 +34,12 @@ struct repo_name {
  * for what may be a path. */
 bool repo_parse(struct repo_name *, const char *text, const char *endpoint, struct err *e);
 
-/* "models--ORG--NAME", the repository's directory in the cache. */
+/* Whether `text` means a data set of the hub: "hf:...". */
+bool repo_is_data(const char *text);
+/* Reads hf:ORG/NAME[@REVISION][:FILE], or hf://datasets/ORG/NAME[@REVISION][/FILE] as Python's libraries write it. */
+int repo_parse_data(struct repo_name *, const char *text, struct err *e);
+
+/* "models--ORG--NAME" or "datasets--ORG--NAME", the repository's directory in the cache. */
 void repo_folder(struct buf *out, const char *id);
 /* The opposite.  @return false: not the directory of a model */
 bool repo_of_folder(const char *folder, char id[REPO_NAME_MAX + 1]);
@@ -48,6 +60,11 @@ bool repo_small_file(const char *name);
  * modules. */
 bool repo_weights_file(const char *name);
 bool repo_ends_with(const char *s, const char *end); /* in any case */
+
+/* Chooses among names the rows of a data set: those that `file` means, a name or a pattern (* ? [abc], * also across
+ * folders); "": all files of JSON, compressed or not; where some are named after the split train these, else those that
+ * are not named after another split.  @return their number; < 0 with *e: none. */
+int repo_data(const char *const *names, int n, const char *file, bool *chosen, struct err *e);
 
 /* Chooses among names those of the GGUF model that `quant` means ("": the only one): a type (q4_k_m, in any case) or
  * the name of a file.  All files of a split model are chosen.  @return their number, sets chosen[i] and *first, the

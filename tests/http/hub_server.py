@@ -118,11 +118,11 @@ class HubHandler(Handler):
             return self.answer(hub.fail_with, b"", **({"Retry_After": hub.retry_after} if hub.retry_after else {}))
         if hub.raw is not None and path.startswith("/api/"):
             return self.answer(200, hub.raw, Content_Type="application/json")
-        api = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree)/([^/]+)", path)
+        api = re.fullmatch(r"/api/(?:models/)?((?:datasets/)?[^/]+/[^/]+)/(revision|tree)/([^/]+)", path)
         if api:
             repo = self.find(api.group(1), urllib.parse.unquote(api.group(3)))
             return repo and self.listing(repo, api.group(1), api.group(2))
-        file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
+        file = re.fullmatch(r"/((?:datasets/)?[^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         if not file:
             return self.refuse(404)
         repo, name = self.find(file.group(1), urllib.parse.unquote(file.group(2))), urllib.parse.unquote(file.group(3))

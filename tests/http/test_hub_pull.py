@@ -1,6 +1,7 @@
 """tandem pull and --model ORG/NAME with a hub that is there, and with one that is broken; beside the real huggingface_hub 2.4.0,
 with which tandem shares the cache."""
 import fcntl
+import gzip
 import hashlib
 import json
 import os
@@ -621,3 +622,32 @@ def test_progress_on_a_terminal(hub, home):
         pass
     assert process.wait(10) == 0 and text.count(b"\r\x1b[K") > 2
     assert b"/s, 0:0" in text and b" left" in text and text.rstrip().endswith(b" s") and b"7.1" in text, text
+
+
+def test_rows_of_a_data_set(run, hub, tmp_path):
+    """tandem train --data hf:ORG/NAME: the rows to train on, in the cache where huggingface_hub has them."""
+    def lines(first, n):
+        return "".join(json.dumps({"prompt": f"{i} is", "completion": f" {i}"}) + "\n" for i in range(first, first + n)).encode()
+    hub.repos["datasets/Org/Rows"] = Repo({"data/train-0.jsonl": lines(0, 5), "data/train-1.jsonl.gz": gzip.compress(lines(5, 4)), "test.jsonl": lines(9, 2),
+                                           "dataset_infos.json": b"{}", "README.md": b"# Rows"})
+    hub.repos["datasets/Org/Columns"] = Repo({"data/train.parquet": b"PAR1"})
+    small = ["train", "--model", ROOT / "tests/fixtures/models/tinystories-656k", "--max-steps", 1, "--max-length", 64, "--out", tmp_path / "out", "--data"]
+    env = environment(hub, tmp_path / "home")
+    offline = {**env, "HF_HUB_OFFLINE": "1"}
+    got = run(*small, "hf:Org/Rows", env=env)
+    assert got.returncode == 0 and b" and 1 more: completion, 9 rows" in got.stderr, got.stderr
+    repo = tmp_path / "home/hub/datasets--Org--Rows"
+    snapshot = repo / "snapshots" / hub.repos["datasets/Org/Rows"].commit
+    assert (repo / "refs/main").read_text() == snapshot.name
+    assert sorted(str(p.relative_to(snapshot)) for p in snapshot.rglob("*.*")) == ["data/train-0.jsonl", "data/train-1.jsonl.gz"]
+    shutil.rmtree(tmp_path / "out")
+    asked = len(hub.requests)
+    got = run(*small, "hf:datasets/Org/Rows@main:data/train-0.jsonl", env=env)  # in the cache: the hub is not asked
+    assert got.returncode == 0 and b"5 rows" in got.stderr and len(hub.requests) == asked, got.stderr
+    shutil.rmtree(tmp_path / "out")
+    got = run(*small, "hf://datasets/Org/Rows", env=offline)
+    assert got.returncode == 0 and b"9 rows" in got.stderr, got.stderr
+    for name, where, says in [("hf:Org/Rows:*.txt", env, "no file is called *.txt"), ("hf:Org/Columns", env, "datasets.load_dataset"), ("hf:rows", env, "is named hf:ORG/NAME"),
+                              ("hf:Org/Rows:test.jsonl", offline, "no file is called test.jsonl"), ("hf:Org/Rows:../x", env, "is no file of a repository")]:
+        got = run(*small, name, env=where)
+        assert got.returncode == 1 and says in got.stderr.decode(), (name, got.stderr)

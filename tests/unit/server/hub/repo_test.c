@@ -99,6 +99,43 @@ static void test_paths_and_mistakes(void **state)
     }
 }
 
+static void test_data_sets(void **state)
+{
+    static const struct {
+        const char *text, *id, *revision, *file;
+    } good[] = {
+        {"hf:a/b", "datasets/a/b", "main", ""},
+        {"hf:datasets/a/b@v1:x/y.jsonl", "datasets/a/b", "v1", "x/y.jsonl"},
+        {"hf://datasets/a/b@v1/x/*.jsonl", "datasets/a/b", "v1", "x/*.jsonl"},
+    };
+    static const char *const bad[] = {"hf:",         "hf:a",      "hf:a/b:",         "hf:a/b:/x",
+                                      "hf:a/b:../x", "hf:a/../b", "hf://datasets/a", "hf:a/b@..:x"};
+    static const char *const names[] = {"README.md",        "dataset_info.json", "b/training.json",
+                                        "a-train.jsonl.gz", "test.jsonl",        "restrain.json"};
+    bool chosen[6];
+    struct repo_name r;
+    struct err e = {0};
+    struct buf folder = {0};
+    (void)state;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        if (repo_parse_data(&r, good[i].text, &e)) fail_msg("%s", e.msg);
+        assert_string_equal(r.id, good[i].id);
+        assert_string_equal(r.revision, good[i].revision);
+        assert_string_equal(r.quant, good[i].file);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        if (!repo_parse_data(&r, bad[i], &e)) fail_msg("%s", bad[i]);
+    repo_folder(&folder, "datasets/a/b");
+    assert_string_equal(folder.data, "datasets--a--b");
+    buf_free(&folder);
+    assert_int_equal(repo_data(names, 6, "", chosen, &e), 2);
+    assert_true(chosen[2] && chosen[3]);
+    assert_int_equal(repo_data(names + 4, 2, "", chosen, &e), 1); /* none for training: what is not for testing */
+    assert_true(chosen[1]);
+    assert_int_equal(repo_data(names, 6, "b/*", chosen, &e), 1);
+    assert_true(repo_data(names, 2, "", chosen, &e) < 0);
+}
+
 static void test_folders(void **state)
 {
     (void)state;
@@ -233,8 +270,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_names),   cmocka_unit_test(test_paths_and_mistakes),
-        cmocka_unit_test(test_folders), cmocka_unit_test(test_files),
-        cmocka_unit_test(test_gguf),
+        cmocka_unit_test(test_folders), cmocka_unit_test(test_data_sets),
+        cmocka_unit_test(test_files),   cmocka_unit_test(test_gguf),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

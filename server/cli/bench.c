@@ -1,8 +1,13 @@
 /* tandem bench: measures a model's speed and compares it with the machine's limits.  Main thread. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/bench/training.h"
+#include "server/cli/bench_compare.h"
 #include "server/cli/bench_report.h"
+#include "server/cli/bench_training.h"
 #include "server/cli/cmd.h"
+#include "server/cli/hyperparameters.h"
+#include "server/jobs/train_aliases.h"
 
 #include <ctype.h>
 #include <signal.h>
@@ -11,10 +16,12 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char usage[] = "tandem bench [--model DIR] [--quantize TYPE] [--batch LIST] [options]  or  --ops [FILTER]";
-static const char about[] = "Measures prefill and decoding beside the machine's ceilings, and says what bounds them.";
+static const char usage[] =
+    "tandem bench [--model DIR] [--quantize TYPE] [--batch LIST] [options]  or  --train  or  --ops [FILTER]";
+static const char about[] =
+    "Measures prefill and decoding, or fine-tuning, beside the machine's ceilings, and says what bounds them.";
 
-enum { BATCH_MAX = 1024, BATCHES_MAX = 32, INTERRUPTED = 130, PROGRESS_NS = 100000000 };
+enum { BATCH_MAX = 1024, NUMBERS_MAX = 32, LENGTH_MAX = 1 << 18, INTERRUPTED = 130, PROGRESS_NS = 100000000 };
 
 static volatile sig_atomic_t interrupted;
 
@@ -58,18 +65,19 @@ static void clear_progress(void)
 /* ---- arguments -----------------------------------------------------------------------------------------------------
  */
 
-/* "1,8,32" -> out[BATCHES_MAX]; returns how many, or an err code. */
-static int parse_batches(const char *text, int *out, struct err *e)
+/* "1,8,32" -> out[NUMBERS_MAX]; returns how many, or an err code. */
+static int parse_numbers(const char *option, const char *text, int least, int most, int *out, struct err *e)
 {
     int n = 0;
     for (const char *p = text;; p++) {
         char *end = NULL;
         long v = isdigit((unsigned char)*p) ? strtol(p, &end, 10) : 0;
         if (!end || (*end && *end != ','))
-            return err_set(e, ERR_INVALID, "--batch: '%.60s' is not a list of numbers such as 1,8,32", text);
-        if (v < 1 || v > BATCH_MAX)
-            return err_set(e, ERR_INVALID, "--batch: %.*s is not between 1 and %d", (int)(end - p), p, BATCH_MAX);
-        if (n == BATCHES_MAX) return err_set(e, ERR_INVALID, "--batch: more than %d numbers", BATCHES_MAX);
+            return err_set(e, ERR_INVALID, "--%s: '%.60s' is not a list of numbers such as 1,8,32", option, text);
+        if (v < least || v > most)
+            return err_set(e, ERR_INVALID, "--%s: %.*s is not between %d and %d", option, (int)(end - p), p, least,
+                           most);
+        if (n == NUMBERS_MAX) return err_set(e, ERR_INVALID, "--%s: more than %d numbers", option, NUMBERS_MAX);
         out[n++] = (int)v;
         p = end;
         if (!*p) return n;
@@ -98,18 +106,60 @@ static int measure(struct bench *b, struct bench_report *r, struct bench_result 
     return rc;
 }
 
-static void print(const struct bench_report *r, bool json)
+static cJSON *read_json(const char *option, const char *path, struct err *e)
 {
-    struct buf out = {0};
-    if (json)
-        bench_report_json(&out, r);
-    else
-        bench_report_text(&out, r);
-    fwrite(out.data, 1, out.len, stdout);
-    buf_free(&out);
+    struct buf text = {0};
+    cJSON *out = cmd_read_file(path, &text, e) ? NULL : json_parse(text.data ? text.data : "", text.len, e);
+    if (!out) err_prefix(e, "%s", option);
+    buf_free(&text);
+    return out;
 }
 
-static int run_model(const struct settings *s, const int *batches, int n_batches, struct err *e)
+/* --baseline and --check: what they say goes to stdout, beside a JSON document to stderr.  @return the exit status. */
+static int judge(const struct settings *s, const struct buf *json, struct err *e)
+{
+    cJSON *now = json_parse(json->data, json->len, e);
+    cJSON *before = now && s->baseline ? read_json("--baseline", s->baseline, e) : NULL;
+    cJSON *targets = now && !e->code && s->check ? read_json("--check", s->check, e) : NULL;
+    struct buf says = {0};
+    int missed = 0;
+    if (before && !e->code) {
+        buf_str(&says, "\ncompared with the baseline\n");
+        bench_compare(&says, before, now);
+    }
+    if (targets) {
+        buf_str(&says, "\ntargets\n");
+        missed = bench_check(&says, targets, now, e);
+    }
+    if (!e->code && says.len) fwrite(says.data, 1, says.len, s->json ? stderr : stdout);
+    buf_free(&says);
+    json_free(before);
+    json_free(targets);
+    json_free(now);
+    return e->code ? 1 : missed > 0;
+}
+
+/* Prints a report in one of its two forms.  @return the exit status. */
+static int print(const struct settings *s, const struct buf *text, const struct buf *json, struct err *e)
+{
+    const struct buf *out = s->json ? json : text;
+    fwrite(out->data, 1, out->len, stdout);
+    fflush(stdout);
+    return s->baseline || s->check ? judge(s, json, e) : 0;
+}
+
+static int print_report(const struct settings *s, const struct bench_report *r, struct err *e)
+{
+    struct buf text = {0}, json = {0};
+    bench_report_text(&text, r);
+    bench_report_json(&json, r);
+    int status = print(s, &text, &json, e);
+    buf_free(&text);
+    buf_free(&json);
+    return status;
+}
+
+static int run_model(const struct settings *s, const int *batches, int n_batches, int *status, struct err *e)
 {
     struct bench_config c = {.engine = cmd_engine_config(s), .repeat = s->repeat, .progress = show_progress};
     if (settings_given(s, "prompt-tokens")) c.prompt_tokens = s->prompt_tokens;
@@ -130,7 +180,7 @@ static int run_model(const struct settings *s, const int *batches, int n_batches
     r.generate_tokens = bench_generate_tokens(b);
     r.load_peak = bench_load_peak(b);
     r.results = results;
-    if (!rc) print(&r, s->json);
+    if (!rc) *status = print_report(s, &r, e);
     free(results);
     bench_close(b);
     return rc;
@@ -180,7 +230,7 @@ static bool ops_row(void *arg, const struct bench_op_row *row)
     return !o->json || show_progress(NULL, row->name, 0, 0) ? !interrupted : false;
 }
 
-static int run_ops(const struct settings *s, struct err *e)
+static int run_ops(const struct settings *s, int *status, struct err *e)
 {
     struct ops_run o = {.json = s->json};
     bench_system_read(&o.r.system);
@@ -189,7 +239,14 @@ static int run_ops(const struct settings *s, struct err *e)
     if (s->json) clear_progress();
     if (!rc && !o.r.n_rows) rc = err_set(e, ERR_NOT_FOUND, "--ops: no operation's row contains '%.60s'", s->ops);
     o.r.rows = o.rows;
-    if (!rc && s->json) print(&o.r, true);
+    if (!rc && (s->json || s->baseline || s->check)) {
+        struct buf json = {0}, none = {0};
+        bench_report_json(&json, &o.r);
+        buf_str(&none, "");
+        *status = print(s, &none, &json, e);
+        buf_free(&json);
+        buf_free(&none);
+    }
     free(o.rows);
     return rc;
 }
@@ -197,25 +254,74 @@ static int run_ops(const struct settings *s, struct err *e)
 /* ---- the command ---------------------------------------------------------------------------------------------------
  */
 
+struct arguments {
+    int batch[NUMBERS_MAX], n_batches, length[NUMBERS_MAX], n_lengths;
+    struct train_params p;
+};
+
+/* Checks what --train measures.  @return 0 or an err code. */
+static int read_training(const struct settings *s, const cJSON *hyperparameters, struct arguments *a, struct err *e)
+{
+    enum train_method method;
+    struct json_at at = {hyperparameters, "", e};
+    if (s->ops) return err_set(e, ERR_INVALID, "--train and --ops exclude each other");
+    a->n_lengths = parse_numbers("lengths", s->lengths, BENCH_LENGTH_LEAST, LENGTH_MAX, a->length, e);
+    if (a->n_lengths < 0) return e->code;
+    train_method_parse(s->method, &method);
+    train_params_default(&a->p, method);
+    int rows = 0; /* of a step: --batch says how many */
+    return train_hyperparameters_read(&at, &a->p, &rows) ? 0 : e->code;
+}
+
+static int read_arguments(const struct settings *s, const cJSON *hyperparameters, struct arguments *a, struct err *e)
+{
+    const char *batch = s->bench_train && !settings_given(s, "batch") ? "1,4,16" : s->batch;
+    a->n_batches = parse_numbers("batch", batch, 1, BATCH_MAX, a->batch, e);
+    if (a->n_batches < 0) return e->code;
+    if (s->bench_train) return read_training(s, hyperparameters, a, e);
+    if (hyperparameters->child)
+        return err_set(e, ERR_INVALID, "%s is an option of --train", hyperparameters->child->string);
+    return 0;
+}
+
+static int run(const struct settings *s, const struct arguments *a, struct err *e)
+{
+    int status = 0;
+    struct bench_training_run t = {.settings = s,
+                                   .p = &a->p,
+                                   .batch = a->batch,
+                                   .length = a->length,
+                                   .n_batches = a->n_batches,
+                                   .n_lengths = a->n_lengths,
+                                   .progress = show_progress};
+    struct buf text = {0}, json = {0};
+    int rc = s->bench_train ? bench_training_run(&t, &text, &json, e)
+             : s->ops       ? run_ops(s, &status, e)
+                            : run_model(s, a->batch, a->n_batches, &status, e);
+    clear_progress();
+    if (!rc && s->bench_train) status = print(s, &text, &json, e);
+    buf_free(&text);
+    buf_free(&json);
+    if (rc || e->code) status = cmd_fail(e);
+    return interrupted ? INTERRUPTED : status;
+}
+
 int cmd_bench(int argc, char **argv)
 {
-    struct settings s;
+    struct settings s = {0};
+    struct arguments a;
     struct err e = {0};
-    int status = 0, batches[BATCHES_MAX];
-    if (cmd_settings(&s, CMD_BENCH, argc, argv, usage, about, &status)) {
-        int n = parse_batches(s.batch, batches, &e);
-        if (n < 0) {
-            fprintf(stderr, "tandem: %s\nusage: %s\n", e.msg, usage);
-            status = 2;
-        } else {
-            catch_interrupt();
-            if (s.ops ? run_ops(&s, &e) : run_model(&s, batches, n, &e)) {
-                clear_progress();
-                status = cmd_fail(&e);
-            }
-            if (interrupted) status = INTERRUPTED;
-        }
+    int status = 2;
+    cJSON *hyperparameters = hyperparameters_take(&argc, argv, &e);
+    bool wanted = hyperparameters && cmd_settings(&s, CMD_BENCH, argc, argv, usage, about, &status);
+    if (!hyperparameters || (wanted && read_arguments(&s, hyperparameters, &a, &e))) {
+        fprintf(stderr, "tandem: %s\nusage: %s\n", e.msg, usage);
+        status = 2;
+    } else if (wanted) {
+        catch_interrupt();
+        status = run(&s, &a, &e);
     }
     settings_free(&s);
+    json_free(hyperparameters);
     return status;
 }

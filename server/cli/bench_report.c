@@ -187,12 +187,17 @@ static void put_row(struct buf *out, const struct bench_op_row *o, const struct 
     buf_char(out, '}');
 }
 
-void bench_report_json(struct buf *out, const struct bench_report *r)
+void bench_report_head_json(struct buf *out, const struct bench_report *r)
 {
     buf_char(out, '{');
     put_string(out, "version", TANDEM_VERSION);
     put_system(out, r);
     put_ceilings(out, r);
+}
+
+void bench_report_json(struct buf *out, const struct bench_report *r)
+{
+    bench_report_head_json(out, r);
     if (r->info) {
         put_model(out, r);
         put_name(out, "results");
@@ -324,6 +329,14 @@ static void text_advice(struct buf *out, const struct bench_report *r)
             any = true;
         }
     }
+}
+
+void bench_report_head_text(struct buf *out, const struct bench_report *r, const char *flag)
+{
+    buf_printf(out, "tandem %s bench %s\n", TANDEM_VERSION, flag);
+    text_system(out, r);
+    text_ceilings(out, r);
+    buf_char(out, '\n');
 }
 
 void bench_report_text(struct buf *out, const struct bench_report *r)

@@ -21,6 +21,10 @@ struct bench_report {
 void bench_report_json(struct buf *out, const struct bench_report *);
 void bench_report_text(struct buf *out, const struct bench_report *);
 
+/* The beginning of both, with the machine and its ceilings, for other reports: the JSON object stays open. */
+void bench_report_head_json(struct buf *out, const struct bench_report *);
+void bench_report_head_text(struct buf *out, const struct bench_report *, const char *flag);
+
 /* Parts of the table of --ops, which is printed while measuring. */
 void bench_ops_head(struct buf *out, const struct bench_report *);
 void bench_ops_line(struct buf *out, const struct bench_op_row *, const struct ceilings *);

@@ -73,6 +73,8 @@ struct settings {
     /* one run of a command */
     char *adapter, *prompt, *system, *text, *file, *ids, *out, *type, *merge_type, *file_format, *layout, *calibrate,
         *batch, *ops;
+    char *lengths, *baseline, *check;
+    bool bench_train, switches;
     char *method, *data, *format, *map, *from;
     double cost_per_hour;
     struct string_list train_data, eval_data;
@@ -94,7 +96,7 @@ struct settings {
     double requests_per_minute, tokens_per_minute;
     int max_concurrent, priority_max;
 
-    unsigned char source[128]; /* enum setting_source per row of the table */
+    unsigned char source[192]; /* enum setting_source per row of the table */
 };
 
 enum setting_source { SETTING_DEFAULT, SETTING_FILE, SETTING_ENV, SETTING_FLAG };

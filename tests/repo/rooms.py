@@ -17,7 +17,7 @@ BASE = "engine/base/"
 # A row is a folder without those below it, or one file that stands higher than its folder.
 ROOMS = {
     "server/cli": Room("ops jobs api hub bridge access console schema net store json metrics memory config "
-                       "engine/bench/bench.h engine/bench/eval.h engine/eval/evaluation.h engine/serve/engine.h engine/train/train.h "
+                       "engine/bench/bench.h engine/bench/eval.h engine/bench/training.h engine/eval/evaluation.h engine/serve/engine.h engine/train/train.h "
                        "engine/train/offline.h engine/data/sources.h engine/model/options.h engine/model/quantize.h engine/model/merge.h engine/template/chat_template.h "
                        "engine/tokenizer/tokenizer.h " + BASE, "uv cjson openssl"),
     "server/ops": Room("jobs api hub bridge access console net store json metrics memory config engine/serve/engine.h " + BASE, "uv"),
@@ -38,7 +38,7 @@ ROOMS = {
     "server/config": Room(BASE, "yaml"),
 
     "engine/eval": Room("serve data template tokenizer files base kernels/rng.h", "cjson pcre2"),
-    "engine/bench": Room("serve model base kernels/ops.h kernels/ceilings.h kernels/trace.h kernels/rng.h"),
+    "engine/bench": Room("serve train data tokenizer model base kernels/ops.h kernels/ceilings.h kernels/trace.h kernels/rng.h"),
     "engine/serve": Room("train model grammar tokenizer files base kernels/ops.h kernels/trace.h kernels/rng.h"),
     "engine/train": Room("data template model tokenizer files base kernels/ops.h kernels/trace.h kernels/rng.h"),
     "engine/data": Room("template tokenizer files base kernels/rng.h", "cjson zlib zstd"),
@@ -68,7 +68,7 @@ ROOMS = {
 
 # Headers of a tower that the towers above it may include; engine/base whole.
 PUBLIC = {
-    "engine": """engine/serve/engine.h engine/bench/bench.h engine/bench/eval.h engine/eval/evaluation.h
+    "engine": """engine/serve/engine.h engine/bench/bench.h engine/bench/eval.h engine/bench/training.h engine/eval/evaluation.h
         engine/train/train.h engine/train/offline.h engine/data/sources.h
         engine/train/tfevents.h engine/data/dataset.h engine/model/options.h engine/model/quantize.h engine/model/merge.h engine/template/chat_template.h
         engine/grammar/grammar.h engine/tokenizer/tokenizer.h engine/files/model_file.h""".split() + [BASE],

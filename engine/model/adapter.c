@@ -76,14 +76,12 @@ static int add_ends(const struct model_config *c, struct lora_module *out, int n
         bool head = row->part == PART_HEAD;
         if (!head && row->part != PART_EMBED) continue;
         CHECK(n < LORA_MODULES_MAX);
-        out[n++] = (struct lora_module){.name = last_component(row->module),
-                                        .path = row->module,
-                                        .row = row,
-                                        .target = head ? TARGET_HEAD : TARGET_EMBEDDING,
-                                        .end = true,
-                                        .gemm = head ? GEMM_LM_HEAD : GEMM_EMBEDDING,
-                                        .n = head ? c->vocab : c->hidden,
-                                        .k = head ? c->hidden : c->vocab};
+        struct lora_module m = {.name = last_component(row->module), .path = row->module, .row = row, .end = true};
+        m.target = head ? TARGET_HEAD : TARGET_EMBEDDING;
+        m.gemm = head ? GEMM_LM_HEAD : GEMM_EMBEDDING;
+        m.n = head ? c->vocab : c->hidden;
+        m.k = head ? c->hidden : c->vocab;
+        out[n++] = m;
     }
     return n;
 }

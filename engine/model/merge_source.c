@@ -69,11 +69,9 @@ static struct delta delta_of_end(struct merged *s, const struct matrix_slot *slo
     if (slot->head) return delta_of(s->plan.adapter, 0, GEMM_LM_HEAD, 0, 0, slot->rows);
     struct delta d = delta_of(s->plan.adapter, 0, GEMM_EMBEDDING, 0, 0, slot->cols);
     if (!d.r) return d;
-    d.b = s->owned[0] = transposed(d.a, (size_t)d.r, (size_t)slot->rows);
-    const struct lora_pair *p = NULL;
-    for (int i = 0; i < s->plan.adapter->n_modules; i++)
-        if (s->plan.adapter->module[i].gemm == GEMM_EMBEDDING) p = &s->plan.adapter->pair[i];
-    d.a = s->owned[1] = transposed(p->b, (size_t)slot->cols, (size_t)d.r);
+    const float *a = d.a;
+    d.a = s->owned[1] = transposed(d.b, (size_t)slot->cols, (size_t)d.r);
+    d.b = s->owned[0] = transposed(a, (size_t)d.r, (size_t)slot->rows);
     return d;
 }
 

@@ -174,7 +174,7 @@ static void round_trip(struct adapter *a, const struct model_config *c)
     if (adapter_write(a, c, "some/base", one, &e) || adapter_write(a, c, "some/base", two, &e)) fail_msg("%s", e.msg);
     struct adapter *b = adapter_read(one, c, &e);
     if (!b) fail_msg("%s", e.msg);
-    expect_same(a, b);
+    if (b) expect_same(a, b);
     adapter_free(b);
     expect_same_file(one, two, ADAPTER_CONFIG);
     expect_same_file(one, two, ADAPTER_WEIGHTS);
@@ -431,7 +431,10 @@ static void accept(const char *config, const struct tensor_spec *t, int n, int r
 {
     struct err e = {0};
     struct adapter *a = parse(config, &llama, t, n, 0, &e);
-    if (!a) fail_msg("%s: %s", config, e.msg);
+    if (!a) {
+        fail_msg("%s: %s", config, e.msg);
+        return;
+    }
     assert_int_equal(a->pair[0].r, ranks_q0);
     assert_int_equal(a->pair[9].r, ranks_q1);
     adapter_free(a);

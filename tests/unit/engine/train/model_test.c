@@ -163,7 +163,7 @@ static double served_loss(struct model *m, const struct micro *b)
         double most = -INFINITY, all = 0;
         for (int v = 0; v < m->c.vocab; v++) most = fmax(most, (double)z[v]);
         for (int v = 0; v < m->c.vocab; v++) all += exp((double)z[v] - most);
-        sum += log(all) + most - (double)z[b->target[t]];
+        sum += log(fmax(all, 1e-300)) + most - (double)z[b->target[t]];
     }
     return sum;
 }
@@ -294,11 +294,18 @@ static double difference(const struct gradient *a, const struct gradient *b)
     return most / size;
 }
 
+static uint32_t bits_of(float v)
+{
+    uint32_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    return bits;
+}
+
 static void same_bits(const char *name, const char *what, const struct gradient *a, const struct gradient *b)
 {
     assert_int_equal(a->n, b->n);
     size_t off = 0;
-    for (size_t i = 0; i < a->n; i++) off += memcmp(&a->g[i], &b->g[i], sizeof(float)) != 0;
+    for (size_t i = 0; i < a->n; i++) off += bits_of(a->g[i]) != bits_of(b->g[i]);
     if (off || a->loss != b->loss)
         fail_msg("%s: %s: %zu of %zu gradients differ, by %g; losses %.17g and %.17g", name, what, off, a->n,
                  difference(a, b), a->loss, b->loss);

@@ -9,6 +9,7 @@
 #include "engine/data/scan.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -206,6 +207,8 @@ static void *worker(void *arg)
 {
     struct builder *w = arg;
     struct scratch s = {0};
+    /* where the system refuses, they compete with the others as threads do */
+    if (w->o->background) pthread_setschedparam(pthread_self(), SCHED_IDLE, &(struct sched_param){0});
     pthread_mutex_lock(&w->lock);
     for (;;) {
         while (!w->stop && w->taken == w->filled) pthread_cond_wait(&w->ready, &w->lock);

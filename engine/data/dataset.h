@@ -60,6 +60,7 @@ struct dataset_options {
     const char *cache_dir; /* created when missing; NULL: an unlinked temporary file */
     uint64_t cache_bytes;  /* limit for all prepared sets in cache_dir, least recently used are removed; 0: 64 GiB */
     int threads;           /* 0 and 1: only the caller's */
+    bool background;       /* these threads run only on cores that nothing else wants */
     size_t max_row_bytes;  /* 0: 4 MiB */
     uint64_t max_rows;     /* 0: 50 M */
     uint64_t max_bytes;    /* of the source, and of the prepared set; 0: 16 GiB */

@@ -1,6 +1,7 @@
 #include "server/jobs/job_data.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/cpus.h"
 #include "engine/serve/engine.h"
 #include "server/api/app.h"
 #include "server/json/json.h"
@@ -102,7 +103,8 @@ int job_data_open(const struct app *app, const char *job_id, const struct data_s
         .no_eos = d->no_eos,
         .cache_dir = cache,
         .cache_bytes = CACHE_BYTES,
-        .threads = 1, /* the other cores serve requests */
+        .threads = cpus_available(), /* as far as serving leaves them */
+        .background = true,
         .progress = hooks->progress,
         .cancelled = hooks->cancelled,
         .arg = hooks->arg,

@@ -35,17 +35,6 @@ int train_fit_half(const struct train *t, int tokens)
     return tokens / 2 > t->unit ? tokens / 2 : t->unit;
 }
 
-uint32_t train_fit_units(const struct train *t, const struct train_rows *r, const struct microbatches_step *b,
-                         uint32_t i)
-{
-    int tokens = train_rows_tokens(r, b, i++), more;
-    for (; i < b->n_micro && t->tm.max_tokens > t->unit; i++, tokens += more) {
-        more = train_rows_tokens(r, b, i);
-        if (tokens + more > t->tm.max_tokens) break;
-    }
-    return i;
-}
-
 /* Evaluations have no dropout; its memory is needed all the same. */
 static int reopen(struct train *t, int tokens, struct err *e)
 {
@@ -65,6 +54,8 @@ bool train_fit_less(struct train *t, struct err *e)
         int tokens = train_fit_half(t, t->tm.max_tokens);
         e->code = 0;
         scheduler_gate_pass(t->gate);
+        prefetch_limit(t->next, tokens);
+        prefetch_limit(t->next_eval, tokens);
         micro_close(&t->micro);
         int rc = reopen(t, tokens, e);
         micro_open(&t->micro, tokens, t->tm.c->near_len);

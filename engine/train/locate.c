@@ -204,6 +204,7 @@ static void put_found(struct buf *b, const struct finder *f)
 
 bool train_locate(struct train *t, int64_t step, struct buf *out)
 {
+    prefetch_wait(t->next);
     struct microbatches_step b = train_rows_step(&t->rows, step);
     struct finder f = {.watch = {.wrote = wrote, .target = -1}, .t = t, .step = &b};
     struct err e = {0};
@@ -212,9 +213,8 @@ bool train_locate(struct train *t, int64_t step, struct buf *out)
     bool stopped = false;
     optim_zero_grad(&t->o);
     t->tm.watch = &f.watch;
-    for (uint32_t next; f.micro < b.n_micro && !stopped; f.micro = next) {
-        next = train_fit_units(t, &t->rows, &b, f.micro);
-        micro_fill(&t->micro, &t->rows, &b, f.micro, next, tokens);
+    for (; f.micro < b.n_micro && !stopped; f.micro++) {
+        micro_fill(&t->micro, &t->rows, &b, f.micro, f.micro + 1, tokens);
         train_model_run(&t->tm, &t->micro, true, scale);
         tokens += (uint64_t)t->micro.n_tokens;
         stopped = train_device_failed(t, &e) || atomic_load(&t->command) != TRAIN_GO_ON;

@@ -33,39 +33,38 @@ struct sums {
 };
 
 /* Runs the micro-batches of a step; with back also computes the gradients of the mean loss over the step's targets. */
-static enum outcome run_step(struct train *t, struct train_rows *rows, int64_t step, bool back, struct sums *sum,
+static enum outcome run_step(struct train *t, struct prefetch *next, int64_t step, bool back, struct sums *sum,
                              struct err *e)
 {
-    struct microbatches_step b = train_rows_step(rows, step);
-    int64_t targets = train_rows_targets(rows, &b), tokens = 0;
-    for (uint32_t i = 0, next; i < b.n_micro; i = next) {
+    const struct prefetched *b;
+    uint32_t unit = 0;
+    do {
         enum outcome o = asked(t);
         if (o != GO_ON) return o;
-        next = train_fit_units(t, rows, &b, i);
-        micro_fill(&t->micro, rows, &b, i, next, (uint64_t)tokens);
+        b = prefetch_take(next, step, unit);
         step_clock_read(t->tm.clock, TRAIN_DATA);
-        struct train_loss l = train_model_run(&t->tm, &t->micro, back, (float)(1 / (double)targets));
+        struct train_loss l = train_model_run(&t->tm, &b->micro, back, (float)(1 / (double)b->targets));
         step_clock_read(t->tm.clock, TRAIN_BACKWARD);
         if (train_device_failed(t, e)) return FAILED;
         /* one by one, so that the sum is the same for micro-batches of any size */
-        for (int k = 0; k < t->micro.n_targets; k++) sum->loss += (double)t->tm.host_loss[k];
+        for (int i = 0; i < b->micro.n_targets; i++) sum->loss += (double)t->tm.host_loss[i];
         sum->hits += l.hits;
         sum->micro_batches++;
-        tokens += t->micro.n_tokens;
-    }
-    sum->targets += targets;
-    sum->tokens += tokens;
-    sum->rows += b.n_rows;
+        sum->tokens += b->micro.n_tokens;
+        unit = b->to;
+    } while (unit < b->n_units);
+    sum->targets += b->targets;
+    sum->rows += b->n_rows;
     return GO_ON;
 }
 
 /* The same, with smaller micro-batches when memory is short. */
-static enum outcome fit_step(struct train *t, struct train_rows *rows, int64_t step, bool back, struct sums *sum,
+static enum outcome fit_step(struct train *t, struct prefetch *next, int64_t step, bool back, struct sums *sum,
                              struct err *e)
 {
     struct sums before = *sum;
     enum outcome o;
-    while ((o = run_step(t, rows, step, back, sum, e)) == FAILED && train_fit_less(t, e)) {
+    while ((o = run_step(t, next, step, back, sum, e)) == FAILED && train_fit_less(t, e)) {
         *sum = before;
         train_emit_warnings(t);
         if (back) optim_zero_grad(&t->o);
@@ -156,7 +155,7 @@ static enum outcome compute_step(struct train *t, struct sums *sum, struct err *
     optim_zero_grad(&t->o);
     step_clock_read(&t->clock, TRAIN_OPTIMIZER);
     t->tm.clock = &t->clock;
-    enum outcome o = fit_step(t, &t->rows, t->st.step, true, sum, e);
+    enum outcome o = fit_step(t, t->next, t->st.step, true, sum, e);
     t->tm.clock = NULL; /* evaluations are not part of steps */
     return o;
 }
@@ -228,7 +227,7 @@ static enum outcome evaluate(struct train *t, struct err *e)
     enum outcome o = GO_ON;
     t->tm.dropout = t->tm.residual_dropout = 0;
     if (t->o.avg) train_full_use(&t->full, &t->o, t->o.avg);
-    for (int64_t i = 0; i < t->eval.before[1] && o == GO_ON; i++) o = fit_step(t, &t->eval, i, false, &sum, e);
+    for (int64_t i = 0; i < t->eval.before[1] && o == GO_ON; i++) o = fit_step(t, t->next_eval, i, false, &sum, e);
     t->tm.dropout = dropout;
     t->tm.residual_dropout = residual;
     if (t->o.avg) train_full_use(&t->full, &t->o, t->o.p);
@@ -300,6 +299,14 @@ static enum outcome loop(struct train *t, struct err *e)
     }
 }
 
+static void open_prefetch(struct train *t)
+{
+    int tokens = t->tm.max_tokens, near = t->tm.c->near_len;
+    bool several = train_fits_units(t);
+    t->next = prefetch_open(&t->rows, tokens, near, several, true);
+    if (t->eval.n) t->next_eval = prefetch_open(&t->eval, tokens, near, several, true);
+}
+
 void train_run(struct train *t, train_event_fn *fn, void *arg)
 {
     struct err e = {0};
@@ -309,7 +316,11 @@ void train_run(struct train *t, train_event_fn *fn, void *arg)
     train_emit(t, TRAIN_PLAN, NULL);
     train_emit_warnings(t);
     if (t->resumed) train_emit(t, TRAIN_RESUMED, NULL);
+    open_prefetch(t);
     enum outcome o = loop(t, &e);
+    prefetch_close(t->next);
+    prefetch_close(t->next_eval);
+    t->next = t->next_eval = NULL;
     train_emit_warnings(t);
     if ((o == PAUSED || o == CANCELLED) && t->ckpt_dir && t->saved != t->st.step && save(t, &e)) o = FAILED;
     scheduler_gate_leave(t->gate);

@@ -11,6 +11,7 @@
 #include "engine/train/op_chunks.h"
 #include "engine/train/optim.h"
 #include "engine/train/params.h"
+#include "engine/train/prefetch.h"
 #include "engine/train/rows.h"
 #include "engine/train/scheduler_gate.h"
 #include "engine/train/step_clock.h"
@@ -53,7 +54,8 @@ struct train {
     struct train_model tm;
     int unit; /* most tokens of a unit; a micro-batch has one, or more (fit.c) */
     struct train_rows rows, eval;
-    struct micro micro;
+    struct prefetch *next, *next_eval; /* of rows, eval, while the job runs; next_eval NULL: none */
+    struct micro micro;                /* for the dry run, and to replay a step */
     struct train_plan plan;
     struct train_state st;
 
@@ -111,8 +113,6 @@ int train_write_result(struct train *, struct err *);
 bool train_fits_units(const struct train *);          /* whether several, with the same result */
 int train_fit_most(const struct train *);             /* tokens worth having in a micro-batch, memory aside */
 int train_fit_half(const struct train *, int tokens); /* half as many, at least those of a unit */
-/* @return the end of the units from i on that make up the next micro-batch. */
-uint32_t train_fit_units(const struct train *, const struct train_rows *, const struct microbatches_step *, uint32_t i);
 /* After memory was short (e): allocates smaller micro-batches, and leaves a warning.  @return false: e is something
  * else, or they cannot be smaller. */
 bool train_fit_less(struct train *, struct err *e);

@@ -258,8 +258,9 @@ static void head_site_back(struct train_model *m, struct mat h, struct mat dlogi
     if (!s->r) return;
     struct mat du = {m->du.p, DT_F32, h.rows, s->r, s->r};
     gemm(m, du, dlogits, mat_f32(s->part->b, s->part->n, s->r), false, s->part->scale, false);
-    weight_grad(m, s->part->db, dlogits, first(m->head_xa, h.rows), s->part->scale);
-    weight_grad(m, s->da, du, h, 1);
+    /* their rows are targets, all of one unit */
+    chunked_weight_grad(chunks_of(m), s->part->db, dlogits, first(m->head_xa, h.rows), s->part->scale, m->half);
+    chunked_weight_grad(chunks_of(m), s->da, du, h, 1, m->half);
     gemm(m, dh, du, mat_f32(s->a, s->r, s->k), false, 1, true);
 }
 
@@ -653,10 +654,11 @@ static void head(struct train_model *m, int from, int n, bool back, struct mat d
 static void heads(struct train_model *m, bool back, struct mat dx)
 {
     const struct micro *b = m->b;
-    int units = m->grads ? b->n_units : 1;
+    bool sums = m->grads || train_site(m, 0, GEMM_LM_HEAD)->r;
+    int units = sums ? b->n_units : 1;
     for (int i = 0; i < units; i++)
-        for (int end = m->grads ? b->unit_target[i + 1] : b->n_targets, from = m->grads ? b->unit_target[i] : 0, n;
-             from < end; from += n) {
+        for (int end = sums ? b->unit_target[i + 1] : b->n_targets, from = sums ? b->unit_target[i] : 0, n; from < end;
+             from += n) {
             n = end - from < m->head_rows ? end - from : m->head_rows;
             head(m, from, n, back, dx);
         }

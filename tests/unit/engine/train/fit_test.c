@@ -46,10 +46,12 @@ static void same_runs(const struct run *a, const struct run *b)
 static void test_budgets(void **state)
 {
     (void)state;
-    for (int full = 0; full < 2; full++) {
+    for (int round = 0; round < 3; round++) {
+        bool full = round == 1, ends = round == 2; /* ends: with adapters of the embeddings and the head */
         struct model m = open_model("mistral", "cpu", full + 1);
         struct dataset *data = rows_make(ROWS, m.c.vocab, 3);
         struct train_params p = auto_params(full ? TRAIN_FULL : TRAIN_LORA);
+        if (ends) p.targets = TARGET_ALL | TARGET_ENDS, p.lora_dropout = 0;
         struct train_plan large, small;
         assert_true(plan_of(&m, data, &p, &large));
         p.memory_mib = 1;

@@ -10,6 +10,7 @@
 #include "server/cli/find_data.h"
 #include "server/cli/find_model.h"
 #include "server/cli/hyperparameters.h"
+#include "server/cli/train_preset.h"
 #include "server/cli/train_progress.h"
 #include "server/jobs/train_aliases.h"
 
@@ -226,19 +227,29 @@ int cmd_train(int argc, char **argv)
 {
     struct settings s = {0};
     struct err e = {0};
+    struct buf said = {0};
+    char **expanded = NULL;
     int status = 2;
-    cJSON *hyperparameters = hyperparameters_take(&argc, argv, &e);
+    cJSON *hyperparameters = NULL;
+    argc = train_preset_expand(argc, argv, &expanded, &said, &e);
+    if (argc >= 0) hyperparameters = hyperparameters_take(&argc, expanded, &e);
+    if (said.len) fputs(said.data, stderr);
+    buf_free(&said);
     if (!hyperparameters) {
         fprintf(stderr, "tandem: %s\nusage: %s\n", e.msg, usage);
+        free(expanded);
         return status;
     }
-    char **words = spread_files(&argc, argv);
+    char **words = spread_files(&argc, expanded);
     if (cmd_settings(&s, CMD_TRAIN, argc, words, usage, about, &status))
         status = run(&s, hyperparameters);
-    else if (status == 0)
+    else if (status == 0) {
         hyperparameters_help();
+        train_preset_help();
+    }
     settings_free(&s);
     free(words);
+    free(expanded);
     cJSON_Delete(hyperparameters);
     return status;
 }

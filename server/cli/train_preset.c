@@ -124,8 +124,7 @@ int train_preset_expand(int argc, char **argv, char ***out, struct buf *said, st
 
 void train_preset_help(void)
 {
-    buf_printf(out,
-               "\nPresets: --preset NAME, or several (advanced,8b), stands for options; those given beside it win\n");
+    printf("\nPresets: --preset NAME, or several (advanced,8b), stands for options; those given beside it win\n");
     for (int i = 0; i < PRESETS; i++) {
         printf("  %-10s %s:\n            ", presets[i].name, presets[i].what);
         for (int k = 0; k < OPTIONS_MAX && presets[i].option[k]; k++) printf(" %s", presets[i].option[k]);

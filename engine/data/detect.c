@@ -23,8 +23,8 @@ struct pass {
 };
 
 /* Hashes all bytes and notes which marks occur. */
-static int read_through(struct source *s, struct pass *p, const char *marks[SCAN_MARKS], struct detected *d,
-                        struct err *e)
+static int read_through(struct source *s, const struct dataset_options *o, struct pass *p,
+                        const char *marks[SCAN_MARKS], struct detected *d, struct err *e)
 {
     struct sha256 h;
     size_t carry = 0;
@@ -44,6 +44,10 @@ static int read_through(struct source *s, struct pass *p, const char *marks[SCAN
             if (marks[i] && !d->mark[i] && memmem(p->block, have, marks[i], strlen(marks[i]))) d->mark[i] = marks[i];
         carry = have < SCAN_MARK_MAX ? have : SCAN_MARK_MAX;
         memmove(p->block, p->block + have - carry, carry);
+        if (o->cancelled && o->cancelled(o->arg)) {
+            n = err_set(e, ERR_FULL, "cancelled");
+            break;
+        }
     }
     sha256_end(&h, d->content);
     free(p->block);
@@ -194,7 +198,7 @@ int detect(struct source *s, const struct dataset_options *o, const char *eot, s
     struct pass p = {0};
     *d = (struct detected){.format = o->format};
     if (marks[0] && !strcmp(marks[0], marks[1])) marks[0] = NULL;
-    int rc = read_through(s, &p, marks, d, e);
+    int rc = read_through(s, o, &p, marks, d, e);
     if (!rc && !p.head)
         rc = s->packing == PACKED_NOT ? err_set(e, ERR_IO, "%s: changed while it was read", s->name)
                                       : err_set(e, ERR_INVALID, "%s: is empty", s->name);

@@ -38,6 +38,10 @@ static int file_open(struct source *s, const char *path, struct err *e)
     return packing_find(s, e);
 }
 
+/* A compressed file may hold so many times its size, and a little more: text has less than a tenth of that, a file made
+ * to exhaust the disk more. */
+enum { UNPACKED_LEAST = 64 << 20, UNPACKED_RATIO = 200 };
+
 int source_open(struct source *s, const struct dataset_source *from, uint64_t max_bytes, struct err *e)
 {
     const char *name = from->name ? from->name : from->path ? from->path : "the rows";
@@ -55,6 +59,8 @@ int source_open(struct source *s, const struct dataset_source *from, uint64_t ma
     if (!rc && s->size > max_bytes)
         rc = err_set(e, ERR_INVALID, "%s: %.1f MB are more than the limit of %.1f MB", name, (double)s->size / 1e6,
                      (double)max_bytes / 1e6);
+    uint64_t unpacked = UNPACKED_LEAST + UNPACKED_RATIO * s->size;
+    if (!rc && s->unpack && unpacked < max_bytes) s->max_bytes = unpacked;
     if (rc) source_close(s);
     return rc;
 }

@@ -94,6 +94,18 @@ char *data_find(const char *dir, const char *path, struct err *e)
     return NULL;
 }
 
+/* Whether text that names no file may be matched with the files below the directory: no part of it begins with a dot,
+ * which could match "..", and it is short, because glob takes stack for every part. */
+static bool is_pattern(const char *text)
+{
+    enum { BYTES = 1024, PARTS = 16 };
+    int parts = 0;
+    if (strlen(text) > BYTES || *text == '/' || strchr(text, '\\') || !strpbrk(text, "*?[")) return false;
+    for (const char *part = text; part; part = strchr(part, '/'), part = part ? part + 1 : NULL)
+        if (*part == '.' || ++parts > PARTS) return false;
+    return true;
+}
+
 /* What the pattern matches in the directory `root`, a real path; *path are relative to it. */
 static int match(const char *root, const char *pattern, size_t limit, char ***path, size_t *n, struct err *e)
 {
@@ -103,7 +115,8 @@ static int match(const char *root, const char *pattern, size_t limit, char ***pa
     buf_printf(&all, "/%s", pattern);
     int rc = file_glob(all.data, limit, path, n, e);
     buf_free(&all);
-    if (rc && e->code != ERR_INVALID) err_set(e, rc, "%.200s: the files cannot be listed", pattern);
+    if (rc) /* in the words of the client, who need not know where the directory is */
+        err_set(e, rc, "%.200s: more than %zu files match, or they cannot be listed", pattern, limit);
     for (size_t i = 0; i < *n; i++) {
         char *one = (*path)[i], *real = is_own(one + skip) ? NULL : data_find(root, one, NULL);
         if (real) (*path)[kept++] = mem_strdup(one + skip);
@@ -119,7 +132,7 @@ int data_find_all(const char *dir, const char *pattern, size_t limit, char ***pa
     char *one = data_find(dir, pattern, e);
     *path = NULL;
     *n = 0;
-    if (!one && (!strpbrk(pattern, "*?[") || *pattern == '/' || strstr(pattern, ".."))) return e->code;
+    if (!one && !is_pattern(pattern)) return e->code;
     e->code = 0;
     if (one) {
         free(one);

@@ -127,15 +127,18 @@ static void test_damage(void **state)
 static void test_limits(void **state)
 {
     struct buf packed = {0};
-    enum { BYTES = 4 << 20 };
-    char *zeros = calloc(1, BYTES);
+    enum { BYTES = 4 << 20, MANY = 96 << 20 };
+    char *zeros = calloc(1, MANY);
     (void)state;
-    memset(zeros, ' ', BYTES);
+    memset(zeros, ' ', MANY);
     for (enum packing k = PACKED_GZIP; k <= PACKED_ZSTD; k++) {
         buf_clear(&packed);
         pack(k, zeros, BYTES, &packed);
         check_fails(packed.data, packed.len, 1 << 20, "decompressed it has more than the limit of 1.0 MB");
     }
+    buf_clear(&packed);
+    pack(PACKED_ZSTD, zeros, MANY, &packed); /* a thousand times its size */
+    check_fails(packed.data, packed.len, 0, "decompressed it has more than the limit of ");
     free(zeros);
     /* a frame that wants a window of 2 GB */
     check_fails("\x28\xb5\x2f\xfd\x04\xa8\x01\x00\x00", 9, 0, "memory");

@@ -110,7 +110,8 @@ static void test_damage(void **state)
             packed.data[n - 6] ^= 8;
         }
         buf_str(&packed, "{\"text\": \"not packed\"}");
-        check_fails(packed.data, packed.len, 0, k == PACKED_GZIP ? "the gzip data are damaged" : "the zstd data are damaged");
+        check_fails(packed.data, packed.len, 0,
+                    k == PACKED_GZIP ? "the gzip data are damaged" : "the zstd data are damaged");
         packed.len = n;
         buf_clear(&twice);
         pack(PACKED_GZIP, packed.data, packed.len, &twice);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPTIONS_MAX = 12, PRESETS_MAX = 4 };
+enum { OPTIONS_MAX = 12, PRESETS_MAX = 4, COLUMNS = 110 };
 
 /* How thorough, then how large the model is: --preset advanced,8b. */
 static const struct preset {
@@ -126,8 +126,13 @@ void train_preset_help(void)
 {
     printf("\nPresets: --preset NAME, or several (advanced,8b), stands for options; those given beside it win\n");
     for (int i = 0; i < PRESETS; i++) {
-        printf("  %-10s %s:\n            ", presets[i].name, presets[i].what);
-        for (int k = 0; k < OPTIONS_MAX && presets[i].option[k]; k++) printf(" %s", presets[i].option[k]);
+        int column = COLUMNS;
+        printf("  %-10s %s:", presets[i].name, presets[i].what);
+        for (int k = 0; k < OPTIONS_MAX && presets[i].option[k]; k++) {
+            int n = (int)strlen(presets[i].option[k]) + 1;
+            if (column + n > COLUMNS) column = printf("\n%12s", "") - 1;
+            column += printf(" %s", presets[i].option[k]);
+        }
         putchar('\n');
     }
 }

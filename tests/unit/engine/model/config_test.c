@@ -34,6 +34,39 @@ static void bad(const char *config, const char *says)
         fail_msg("%s: expected \"%s\", got \"%s\"", config, says, e.msg);
 }
 
+/* Field by field: what lies between fields may differ. */
+static void assert_same_layers(const struct model_config *a, const struct model_config *b)
+{
+#define SAME(field) assert_true(a->field == b->field)
+    SAME(layers);
+    SAME(n_ropes);
+    for (int i = 0; i < a->layers; i++) SAME(kind[i]);
+    for (int i = 0; i < BLOCKS_MAX; i++) {
+        SAME(block[i].norms);
+        SAME(block[i].both_sides);
+        SAME(block[i].window);
+        SAME(block[i].scale);
+        SAME(block[i].softcap);
+        SAME(block[i].rope);
+        SAME(block[i].qk_norm);
+        SAME(block[i].inter);
+        SAME(block[i].gated);
+        SAME(block[i].act);
+    }
+    for (int i = 0; i < a->n_ropes; i++) {
+        SAME(rope[i].rot);
+        SAME(rope[i].theta);
+        SAME(rope[i].scaling);
+        SAME(rope[i].factor);
+        SAME(rope[i].low);
+        SAME(rope[i].high);
+        SAME(rope[i].old_len);
+        SAME(rope[i].max_len);
+        SAME(rope[i].attention);
+    }
+#undef SAME
+}
+
 /* the window of each layer, as text: "0 16 16" */
 static const char *windows(struct model_config c)
 {
@@ -72,7 +105,7 @@ static void test_both_spellings_of_rope(void **state)
              "\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,\"original_max_position_embeddings\":8192}}",
              NULL);
     assert_int_equal(a.rope[0].scaling, ROPE_LLAMA3);
-    assert_memory_equal(&a, &b, sizeof a);
+    assert_same_layers(&a, &b);
     assert_int_equal(good("{" LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}", NULL).rope[0].scaling,
                      ROPE_LINEAR);
     assert_int_equal(good("{" LLAMA ",\"rope_scaling\":null}", NULL).rope[0].scaling, ROPE_PLAIN);
@@ -340,7 +373,7 @@ static void test_gemma(void **state)
                                       "\"full_attention\":{\"rope_type\":\"linear\",\"factor\":8,\"rope_theta\":5e5},"
                                       "\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":7e3}}}",
              NULL);
-    assert_memory_equal(&c, &v5, sizeof c);
+    assert_same_layers(&c, &v5);
     bad("{" GEMMA("gemma3_text") ",\"attn_logit_softcapping\":50}", "attn_logit_softcapping is not supported");
     bad("{" GEMMA("gemma3_text") ",\"use_bidirectional_attention\":true}", "use_bidirectional_attention");
     bad("{" GEMMA("gemma3_text") ",\"rope_parameters\":{\"rope_theta\":5}}", "\"rope_theta\" is not full_attention");

@@ -7,36 +7,34 @@
 
 /* ---- JSON -------------------------------------------------------------------------------------------------------- */
 
-/* Writes a comma before every name except the first of an object. */
-static void put_name(struct buf *out, const char *name)
+void bench_put_name(struct buf *out, const char *name)
 {
     char last = out->len ? out->data[out->len - 1] : '{';
     buf_printf(out, "%s\"%s\":", last == '{' ? "" : ",", name);
 }
 
-static void put_number(struct buf *out, const char *name, double v)
+void bench_put_number(struct buf *out, const char *name, double v)
 {
-    put_name(out, name);
+    bench_put_name(out, name);
     json_put_number(out, v);
 }
 
-/* Writes a count exactly: json_put_number writes fewer digits than a number of bytes may have. */
-static void put_count(struct buf *out, const char *name, double v)
+void bench_put_count(struct buf *out, const char *name, double v)
 {
-    put_name(out, name);
+    bench_put_name(out, name);
     buf_printf(out, "%.0f", v);
 }
 
-static void put_string(struct buf *out, const char *name, const char *s)
+void bench_put_string(struct buf *out, const char *name, const char *s)
 {
-    put_name(out, name);
+    bench_put_name(out, name);
     json_put_string(out, s, strlen(s));
 }
 
 /* 0: the unit does not exist */
 static void put_rate(struct buf *out, const char *name, double v)
 {
-    put_name(out, name);
+    bench_put_name(out, name);
     if (v > 0)
         buf_printf(out, "%.0f", v);
     else
@@ -55,15 +53,15 @@ static void put_ceilings(struct buf *out, const struct bench_report *r)
 {
     /* --ops has no phases */
     struct ceilings most = r->n_results ? bench_overall_ceilings(r->results, r->n_results) : r->before;
-    put_name(out, "ceilings");
+    bench_put_name(out, "ceilings");
     buf_char(out, '{');
     put_rates(out, &most);
-    put_count(out, "read_buffer_bytes", (double)most.read_bytes);
-    put_name(out, "before");
+    bench_put_count(out, "read_buffer_bytes", (double)most.read_bytes);
+    bench_put_name(out, "before");
     buf_char(out, '{');
     put_rates(out, &r->before);
     buf_char(out, '}');
-    put_name(out, "after");
+    bench_put_name(out, "after");
     buf_char(out, '{');
     put_rates(out, &r->after);
     buf_str(out, "}}");
@@ -72,48 +70,48 @@ static void put_ceilings(struct buf *out, const struct bench_report *r)
 static void put_system(struct buf *out, const struct bench_report *r)
 {
     const struct bench_system *s = &r->system;
-    put_name(out, "system");
+    bench_put_name(out, "system");
     buf_char(out, '{');
-    put_string(out, "cpu", s->cpu);
-    put_count(out, "cores", s->cores);
-    put_count(out, "threads", r->threads);
-    put_string(out, "device", r->device);
-    put_string(out, "best_level", s->best_level);
-    put_string(out, "flags", s->flags);
-    put_count(out, "memory_bytes", (double)s->memory_bytes);
-    put_string(out, "huge_pages", s->huge_pages);
-    put_string(out, "kernel", s->kernel);
-    put_number(out, "load_average", s->load);
+    bench_put_string(out, "cpu", s->cpu);
+    bench_put_count(out, "cores", s->cores);
+    bench_put_count(out, "threads", r->threads);
+    bench_put_string(out, "device", r->device);
+    bench_put_string(out, "best_level", s->best_level);
+    bench_put_string(out, "flags", s->flags);
+    bench_put_count(out, "memory_bytes", (double)s->memory_bytes);
+    bench_put_string(out, "huge_pages", s->huge_pages);
+    bench_put_string(out, "kernel", s->kernel);
+    bench_put_number(out, "load_average", s->load);
     buf_char(out, '}');
 }
 
 static void put_model(struct buf *out, const struct bench_report *r)
 {
     const struct engine_info *m = r->info;
-    put_name(out, "model");
+    bench_put_name(out, "model");
     buf_char(out, '{');
-    put_string(out, "id", m->model_id);
-    put_string(out, "family", m->family);
-    put_count(out, "parameters", (double)m->parameters);
-    put_string(out, "weight_type", m->weight_type);
-    put_count(out, "weight_bytes", (double)m->weight_bytes);
-    put_string(out, "kv_type", m->kv_type);
-    put_count(out, "kv_bytes", (double)m->kv_bytes);
-    put_count(out, "max_batch_tokens", m->max_batch_tokens);
-    put_number(out, "load_seconds", m->load_seconds);
-    put_count(out, "load_peak_bytes", (double)r->load_peak);
+    bench_put_string(out, "id", m->model_id);
+    bench_put_string(out, "family", m->family);
+    bench_put_count(out, "parameters", (double)m->parameters);
+    bench_put_string(out, "weight_type", m->weight_type);
+    bench_put_count(out, "weight_bytes", (double)m->weight_bytes);
+    bench_put_string(out, "kv_type", m->kv_type);
+    bench_put_count(out, "kv_bytes", (double)m->kv_bytes);
+    bench_put_count(out, "max_batch_tokens", m->max_batch_tokens);
+    bench_put_number(out, "load_seconds", m->load_seconds);
+    bench_put_count(out, "load_peak_bytes", (double)r->load_peak);
     buf_char(out, '}');
 }
 
 static void put_op(struct buf *out, const struct bench_op *o)
 {
     buf_str(out, out->data[out->len - 1] == '[' ? "{" : ",{");
-    put_string(out, "op", o->name);
-    put_count(out, "calls", (double)o->calls);
-    put_number(out, "seconds", o->seconds);
-    put_number(out, "share", o->share);
-    put_count(out, "macs", o->macs);
-    put_count(out, "bytes", o->bytes);
+    bench_put_string(out, "op", o->name);
+    bench_put_count(out, "calls", (double)o->calls);
+    bench_put_number(out, "seconds", o->seconds);
+    bench_put_number(out, "share", o->share);
+    bench_put_count(out, "macs", o->macs);
+    bench_put_count(out, "bytes", o->bytes);
     buf_char(out, '}');
 }
 
@@ -123,74 +121,74 @@ static void put_result(struct buf *out, const struct bench_result *r)
     double step = r->seconds / r->steps, macs = w->weight_macs + w->attention_macs,
            bytes = w->weight_bytes + w->kv_bytes;
     buf_str(out, out->data[out->len - 1] == '[' ? "{" : ",{");
-    put_string(out, "phase", bench_phase_name(r->phase));
-    put_count(out, "batch", r->batch);
-    put_count(out, "prompt_tokens", r->prompt_tokens);
-    put_count(out, "generate_tokens", r->generate_tokens);
-    put_count(out, "repeats", r->repeats);
-    put_count(out, "steps", r->steps);
-    put_number(out, "seconds", r->seconds);
-    put_number(out, "tokens_per_s", r->tokens_per_s);
-    put_number(out, "tokens_per_s_min", r->tokens_per_s_min);
-    put_number(out, "tokens_per_s_max", r->tokens_per_s_max);
-    put_name(out, "step_ms");
+    bench_put_string(out, "phase", bench_phase_name(r->phase));
+    bench_put_count(out, "batch", r->batch);
+    bench_put_count(out, "prompt_tokens", r->prompt_tokens);
+    bench_put_count(out, "generate_tokens", r->generate_tokens);
+    bench_put_count(out, "repeats", r->repeats);
+    bench_put_count(out, "steps", r->steps);
+    bench_put_number(out, "seconds", r->seconds);
+    bench_put_number(out, "tokens_per_s", r->tokens_per_s);
+    bench_put_number(out, "tokens_per_s_min", r->tokens_per_s_min);
+    bench_put_number(out, "tokens_per_s_max", r->tokens_per_s_max);
+    bench_put_name(out, "step_ms");
     buf_char(out, '{');
-    put_number(out, "p50", r->step_p50 * 1e3);
-    put_number(out, "p95", r->step_p95 * 1e3);
-    put_number(out, "p99", r->step_p99 * 1e3);
+    bench_put_number(out, "p50", r->step_p50 * 1e3);
+    bench_put_number(out, "p95", r->step_p95 * 1e3);
+    bench_put_number(out, "p99", r->step_p99 * 1e3);
     buf_char(out, '}');
-    put_number(out, "macs_per_step", macs);
-    put_number(out, "weight_macs_per_step", w->weight_macs);
-    put_number(out, "attention_macs_per_step", w->attention_macs);
-    put_number(out, "bytes_per_step", bytes);
-    put_number(out, "weight_bytes_per_step", w->weight_bytes);
-    put_number(out, "kv_bytes_per_step", w->kv_bytes);
-    put_number(out, "macs_per_s", macs / step);
-    put_number(out, "bytes_per_s", bytes / step);
-    put_number(out, "ceiling_ratio", r->ratios.ceiling);
-    put_number(out, "read_ratio", r->ratios.read);
-    put_number(out, "compute_ratio", r->ratios.compute);
-    put_number(out, "multiplier_ratio", r->ratios.multiplier);
-    put_string(out, "bound_by", bench_bound_name(r->ratios.bound));
-    put_name(out, "ceilings");
+    bench_put_number(out, "macs_per_step", macs);
+    bench_put_number(out, "weight_macs_per_step", w->weight_macs);
+    bench_put_number(out, "attention_macs_per_step", w->attention_macs);
+    bench_put_number(out, "bytes_per_step", bytes);
+    bench_put_number(out, "weight_bytes_per_step", w->weight_bytes);
+    bench_put_number(out, "kv_bytes_per_step", w->kv_bytes);
+    bench_put_number(out, "macs_per_s", macs / step);
+    bench_put_number(out, "bytes_per_s", bytes / step);
+    bench_put_number(out, "ceiling_ratio", r->ratios.ceiling);
+    bench_put_number(out, "read_ratio", r->ratios.read);
+    bench_put_number(out, "compute_ratio", r->ratios.compute);
+    bench_put_number(out, "multiplier_ratio", r->ratios.multiplier);
+    bench_put_string(out, "bound_by", bench_bound_name(r->ratios.bound));
+    bench_put_name(out, "ceilings");
     buf_char(out, '{');
     put_rates(out, &r->ceilings);
     buf_char(out, '}');
-    put_name(out, "ops");
+    bench_put_name(out, "ops");
     buf_char(out, '[');
     for (int i = 0; i < r->n_ops; i++) put_op(out, &r->ops[i]);
     buf_char(out, ']');
-    put_name(out, "advice");
+    bench_put_name(out, "advice");
     buf_char(out, '[');
     for (int i = 0; i < r->n_advice; i++) {
         if (i) buf_char(out, ',');
         json_put_string(out, r->advice[i], strlen(r->advice[i]));
     }
     buf_char(out, ']');
-    put_count(out, "peak_memory_bytes", (double)r->peak_bytes);
+    bench_put_count(out, "peak_memory_bytes", (double)r->peak_bytes);
     buf_char(out, '}');
 }
 
 static void put_row(struct buf *out, const struct bench_op_row *o, const struct ceilings *c)
 {
     buf_str(out, out->data[out->len - 1] == '[' ? "{" : ",{");
-    put_string(out, "name", o->name);
-    put_number(out, "seconds", o->seconds);
+    bench_put_string(out, "name", o->name);
+    bench_put_number(out, "seconds", o->seconds);
     put_rate(out, "macs_per_s", o->macs / o->seconds);
-    put_name(out, "multiplier_ratio");
+    bench_put_name(out, "multiplier_ratio");
     if (o->macs > 0 && o->macs_ceiling > 0)
         json_put_number(out, o->macs / o->seconds / o->macs_ceiling);
     else
         buf_str(out, "null");
     put_rate(out, "bytes_per_s", o->bytes / o->seconds);
-    put_number(out, "read_ratio", c->read_bytes_per_s > 0 ? o->bytes / o->seconds / c->read_bytes_per_s : 0);
+    bench_put_number(out, "read_ratio", c->read_bytes_per_s > 0 ? o->bytes / o->seconds / c->read_bytes_per_s : 0);
     buf_char(out, '}');
 }
 
 void bench_report_head_json(struct buf *out, const struct bench_report *r)
 {
     buf_char(out, '{');
-    put_string(out, "version", TANDEM_VERSION);
+    bench_put_string(out, "version", TANDEM_VERSION);
     put_system(out, r);
     put_ceilings(out, r);
 }
@@ -200,12 +198,12 @@ void bench_report_json(struct buf *out, const struct bench_report *r)
     bench_report_head_json(out, r);
     if (r->info) {
         put_model(out, r);
-        put_name(out, "results");
+        bench_put_name(out, "results");
         buf_char(out, '[');
         for (int i = 0; i < r->n_results; i++) put_result(out, &r->results[i]);
         buf_char(out, ']');
     } else {
-        put_name(out, "ops");
+        bench_put_name(out, "ops");
         buf_char(out, '[');
         for (int i = 0; i < r->n_rows; i++) put_row(out, &r->rows[i], &r->before);
         buf_char(out, ']');

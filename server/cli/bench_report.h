@@ -25,6 +25,13 @@ void bench_report_text(struct buf *out, const struct bench_report *);
 void bench_report_head_json(struct buf *out, const struct bench_report *);
 void bench_report_head_text(struct buf *out, const struct bench_report *, const char *flag);
 
+/* Members of a JSON object, after a comma if it has members already.  A count is written exactly: json_put_number
+ * writes fewer digits than a number of bytes may have. */
+void bench_put_name(struct buf *out, const char *name);
+void bench_put_number(struct buf *out, const char *name, double v);
+void bench_put_count(struct buf *out, const char *name, double v);
+void bench_put_string(struct buf *out, const char *name, const char *s);
+
 /* Parts of the table of --ops, which is printed while measuring. */
 void bench_ops_head(struct buf *out, const struct bench_report *);
 void bench_ops_line(struct buf *out, const struct bench_op_row *, const struct ceilings *);

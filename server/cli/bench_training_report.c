@@ -1,5 +1,6 @@
 #include "server/cli/bench_training_report.h"
 
+#include "server/cli/bench_report.h"
 #include "server/json/json.h"
 
 #include <math.h>
@@ -8,34 +9,10 @@
 
 /* ---- JSON -------------------------------------------------------------------------------------------------------- */
 
-static void put_name(struct buf *out, const char *name)
-{
-    char last = out->len ? out->data[out->len - 1] : '{';
-    buf_printf(out, "%s\"%s\":", last == '{' ? "" : ",", name);
-}
-
-static void put_number(struct buf *out, const char *name, double v)
-{
-    put_name(out, name);
-    json_put_number(out, v);
-}
-
-static void put_count(struct buf *out, const char *name, double v)
-{
-    put_name(out, name);
-    buf_printf(out, "%.0f", v);
-}
-
-static void put_text(struct buf *out, const char *name, const char *s)
-{
-    put_name(out, name);
-    json_put_string(out, s, strlen(s));
-}
-
 /* 0: unknown */
 static void put_bytes(struct buf *out, const char *name, size_t bytes)
 {
-    put_name(out, name);
+    bench_put_name(out, name);
     if (bytes)
         buf_printf(out, "%zu", bytes);
     else
@@ -44,11 +21,11 @@ static void put_bytes(struct buf *out, const char *name, size_t bytes)
 
 static void put_spread(struct buf *out, const char *name, const struct bench_spread *s)
 {
-    put_name(out, name);
+    bench_put_name(out, name);
     buf_char(out, '{');
-    put_number(out, "median", s->median);
-    put_number(out, "least", s->least);
-    put_number(out, "most", s->most);
+    bench_put_number(out, "median", s->median);
+    bench_put_number(out, "least", s->least);
+    bench_put_number(out, "most", s->most);
     buf_char(out, '}');
 }
 
@@ -67,25 +44,25 @@ static const struct bench_training_row *first_of(const struct bench_training *t,
 
 static void put_measured(struct buf *out, const struct bench_training_row *r)
 {
-    put_count(out, "steps", r->steps);
-    put_number(out, "tokens_per_step", r->tokens);
-    put_number(out, "micro_batches_per_step", r->micro_batches);
+    bench_put_count(out, "steps", r->steps);
+    bench_put_number(out, "tokens_per_step", r->tokens);
+    bench_put_number(out, "micro_batches_per_step", r->micro_batches);
     put_spread(out, "seconds", &r->seconds);
-    put_name(out, "parts");
+    bench_put_name(out, "parts");
     buf_char(out, '{');
     for (int i = 0; i < TRAIN_PARTS; i++) put_spread(out, train_part_name((enum train_part)i), &r->part[i]);
     buf_char(out, '}');
-    put_number(out, "tokens_per_s", r->tokens_per_s.median);
-    put_number(out, "tokens_per_s_min", r->tokens_per_s.least);
-    put_number(out, "tokens_per_s_max", r->tokens_per_s.most);
-    put_number(out, "rows_per_s", r->rows_per_s.median);
-    put_number(out, "macs_per_token", r->macs_per_token);
-    put_number(out, "ceiling_ratio", r->ceiling_ratio);
-    put_number(out, "loss", r->loss);
-    put_count(out, "weight_bytes", (double)r->plan.weight_bytes);
-    put_count(out, "state_bytes", (double)r->plan.state_bytes);
-    put_count(out, "activation_bytes", (double)r->plan.activation_bytes);
-    put_name(out, "recompute");
+    bench_put_number(out, "tokens_per_s", r->tokens_per_s.median);
+    bench_put_number(out, "tokens_per_s_min", r->tokens_per_s.least);
+    bench_put_number(out, "tokens_per_s_max", r->tokens_per_s.most);
+    bench_put_number(out, "rows_per_s", r->rows_per_s.median);
+    bench_put_number(out, "macs_per_token", r->macs_per_token);
+    bench_put_number(out, "ceiling_ratio", r->ceiling_ratio);
+    bench_put_number(out, "loss", r->loss);
+    bench_put_count(out, "weight_bytes", (double)r->plan.weight_bytes);
+    bench_put_count(out, "state_bytes", (double)r->plan.state_bytes);
+    bench_put_count(out, "activation_bytes", (double)r->plan.activation_bytes);
+    bench_put_name(out, "recompute");
     buf_str(out, r->plan.recompute ? "true" : "false");
     put_bytes(out, "peak_host_bytes", r->usage.host_peak);
     put_bytes(out, "peak_device_bytes", r->usage.device_peak);
@@ -95,25 +72,25 @@ static void put_row(struct buf *out, const struct bench_training *t, const struc
 {
     const struct bench_training_row *first = first_of(t, r);
     buf_str(out, out->data[out->len - 1] == '[' ? "{" : ",{");
-    put_text(out, "name", r->name);
-    if (r->of) put_text(out, "switch", r->of);
-    put_count(out, "batch", r->batch);
-    put_count(out, "length", r->length);
-    put_text(out, "weights", r->weights);
+    bench_put_string(out, "name", r->name);
+    if (r->of) bench_put_string(out, "switch", r->of);
+    bench_put_count(out, "batch", r->batch);
+    bench_put_count(out, "length", r->length);
+    bench_put_string(out, "weights", r->weights);
     if (*r->refused)
-        put_text(out, "refused", r->refused);
+        bench_put_string(out, "refused", r->refused);
     else
         put_measured(out, r);
     if (first && first != r && !*r->refused && !*first->refused) {
-        put_number(out, "speed_ratio", r->tokens_per_s.median / first->tokens_per_s.median);
-        put_count(out, "bytes_saved", (double)planned(first) - (double)planned(r));
+        bench_put_number(out, "speed_ratio", r->tokens_per_s.median / first->tokens_per_s.median);
+        bench_put_count(out, "bytes_saved", (double)planned(first) - (double)planned(r));
     }
     buf_char(out, '}');
 }
 
 static void put_rows(struct buf *out, const struct bench_training *t, const char *name, bool switches)
 {
-    put_name(out, name);
+    bench_put_name(out, name);
     buf_char(out, '[');
     for (int i = 0; i < t->n_rows; i++)
         if (!t->row[i].of != switches) put_row(out, t, &t->row[i]);
@@ -124,10 +101,10 @@ void bench_training_json(struct buf *out, const struct bench_report *system, con
                          const struct bench_training *t)
 {
     bench_report_head_json(out, system);
-    put_text(out, "method", method);
-    put_count(out, "parameters", (double)t->parameters);
+    bench_put_string(out, "method", method);
+    bench_put_count(out, "parameters", (double)t->parameters);
     put_rows(out, t, "rows", false);
-    put_name(out, "largest");
+    bench_put_name(out, "largest");
     buf_char(out, '[');
     for (int i = 0; i < t->n_most; i++)
         buf_printf(out, "%s{\"length\":%d,\"batch\":%d,\"more\":%s}", i ? "," : "", t->most[i].length, t->most[i].batch,

@@ -351,6 +351,44 @@ static int measure_switches(struct run *r, struct err *e)
     return rc;
 }
 
+/* ---- advice ------------------------------------------------------------------------------------------------------ */
+
+/* Tokens per second of the fastest larger batch of the same length, relative to the row's, where it is faster beyond
+ * the noise, else 1; 0: none was measured. */
+static double best_ratio(const struct bench_training *o, const struct bench_training_row *row)
+{
+    double best = 0;
+    bool any = false;
+    for (int i = 0; i < o->n_rows; i++) {
+        const struct bench_training_row *other = &o->row[i];
+        if (other->of || *other->refused || other->length != row->length || other->batch <= row->batch) continue;
+        any = true;
+        if (other->tokens_per_s.least > row->tokens_per_s.most) best = fmax(best, other->tokens_per_s.median);
+    }
+    return best > 0 ? best / row->tokens_per_s.median : any ? 1 : 0;
+}
+
+/* The rate of the machine after the cases relative to before; 0: unknown. */
+static double clock_ratio(const struct bench_training *o)
+{
+    double before = o->before.f32_macs_per_s;
+    return before > 0 ? o->after.f32_macs_per_s / before : 0;
+}
+
+static void advise(struct bench_training *o)
+{
+    for (int i = 0; i < o->n_rows; i++) {
+        struct bench_training_row *row = &o->row[i];
+        struct train_event ev = {.usage = row->usage, .plan = &row->plan};
+        struct train_facts f = train_facts_of(&ev);
+        if (*row->refused || row->of) continue;
+        f.ceiling_ratio = row->ceiling_ratio;
+        f.best_ratio = best_ratio(o, row);
+        f.clock_ratio = clock_ratio(o);
+        row->n_advice = train_advise(&f, row->advice);
+    }
+}
+
 /* ---- a run ------------------------------------------------------------------------------------------------------- */
 
 static int measure_ceilings(struct run *r, struct ceilings *out, struct err *e)
@@ -386,6 +424,7 @@ int bench_training(const struct bench_training_config *c, struct bench_training 
     r.rows_per_s = mem_array(n, sizeof *r.rows_per_s);
     for (int i = 0; i < TRAIN_PARTS; i++) r.part[i] = mem_array(n, sizeof *r.part[i]);
     int rc = run_all(&r, e);
+    advise(out);
     close_model(&r);
     free(r.seconds);
     free(r.tokens_per_s);

@@ -4,6 +4,7 @@
 #define TANDEM_ENGINE_BENCH_TRAINING_H
 
 #include "engine/model/options.h"
+#include "engine/train/bottleneck.h"
 #include "engine/train/train.h"
 #include "kernels/ceilings.h"
 
@@ -39,7 +40,9 @@ struct bench_training_row {
     double macs_per_token, ceiling_ratio;                  /* multiply-adds; share of the ceiling, 0: unknown */
     double loss;                                           /* of the last step */
     struct train_plan plan;                                /* known for refused rows as far as it was made */
-    struct train_usage usage;                              /* of all steps, with the warm-up */
+    struct train_advice advice[TRAIN_ADVICE_MAX];
+    int n_advice;
+    struct train_usage usage; /* of all steps, with the warm-up */
 };
 
 /* The largest batch whose plan fits in memory. */

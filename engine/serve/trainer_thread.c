@@ -32,12 +32,16 @@ static void on_event(void *arg, const struct train_event *ev)
         return;
     }
     struct train_event last = *ev;
+    struct train_plan plan; /* a copy: the trainer's is freed with it */
     char text[512];
     if (ev->text) {
         snprintf(text, sizeof text, "%s", ev->text);
         last.text = text;
     }
-    last.plan = NULL; /* freed with the trainer */
+    if (ev->plan) {
+        plan = *ev->plan;
+        last.plan = &plan;
+    }
     train_event_fn *fn = t->fn;
     void *fn_arg = t->arg;
     close_train(t);

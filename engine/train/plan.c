@@ -1,4 +1,5 @@
 /* Plans a job before anything is computed: checks parameters, counts steps, estimates memory. */
+#include "engine/base/cpus.h"
 #include "engine/base/meminfo.h"
 #include "engine/train/train_state.h"
 #include "kernels/trace.h"
@@ -93,6 +94,20 @@ static int check_block(const struct train *t, size_t block, size_t activations, 
                          : "use method lora");
 }
 
+/* What bottleneck.c compares with the measured steps. */
+static void note_machine(struct train *t, bool own_memory, size_t room)
+{
+    size_t largest;
+    struct train_model kept = t->tm;
+    kept.recompute = false;
+    t->plan.kept_bytes = train_model_bytes(&kept, &largest) + scratch_bytes(t);
+    t->plan.room_bytes = room;
+    t->plan.most_tokens = train_fit_most(t);
+    t->plan.threads = t->d->threads;
+    t->plan.cores = own_memory ? 0 : cpus_available();
+    t->plan.own_memory = own_memory;
+}
+
 /* Chooses whether activations are recomputed, and rejects jobs that do not fit. */
 static int plan_memory(struct train *t, struct err *e)
 {
@@ -110,6 +125,7 @@ static int plan_memory(struct train *t, struct err *e)
     p->state_bytes = (size_t)copies * t->o.n * sizeof(float) + muon_bytes(&t->o.muon);
     if (!t->lora_method) p->state_bytes += train_full_bytes(&t->full);
     double need = fit(t, room, block, &largest);
+    note_machine(t, own, room);
     if (need <= 0.95 * (double)room) return check_block(t, block, largest, e);
     bool state = (double)p->state_bytes > need / 2;
     return err_set(

@@ -142,7 +142,13 @@ struct train_plan {
     size_t weight_bytes, trainable, state_bytes, activation_bytes; /* trainable: parameters */
     int micro_tokens;                                              /* of a micro-batch at most */
     bool recompute;
+    int most_tokens;    /* what micro_tokens would be with more memory */
+    size_t kept_bytes;  /* activation_bytes if nothing were recomputed */
+    size_t room_bytes;  /* memory that was free for states and activations; TRAIN_ROOM_MOST of it may be used */
+    int threads, cores; /* of the device; that the process may use, 0: the device has its own */
+    bool own_memory;    /* the device does not use the host's */
 };
+#define TRAIN_ROOM_MOST 0.95
 
 struct train_event {
     enum train_event_kind kind;

@@ -66,6 +66,17 @@ static void put_measured(struct buf *out, const struct bench_training_row *r)
     buf_str(out, r->plan.recompute ? "true" : "false");
     put_bytes(out, "peak_host_bytes", r->usage.host_peak);
     put_bytes(out, "peak_device_bytes", r->usage.device_peak);
+    bench_put_name(out, "advice");
+    buf_char(out, '[');
+    for (int i = 0; i < r->n_advice; i++) {
+        buf_str(out, i ? ",{" : "{");
+        bench_put_string(out, "rule", r->advice[i].rule);
+        bench_put_string(out, "cause", r->advice[i].cause);
+        bench_put_string(out, "change", r->advice[i].change);
+        bench_put_number(out, "gain", r->advice[i].gain);
+        buf_char(out, '}');
+    }
+    buf_char(out, ']');
 }
 
 static void put_row(struct buf *out, const struct bench_training *t, const struct bench_training_row *r)
@@ -151,6 +162,18 @@ static void text_change(struct buf *out, const struct bench_training *t, const s
                saved < 0 ? "takes" : "saves", fabs(saved));
 }
 
+static void text_advice(struct buf *out, const struct bench_training *t)
+{
+    bool any = false;
+    for (int i = 0; i < t->n_rows; i++)
+        for (int k = 0; k < t->row[i].n_advice; k++) {
+            char line[512];
+            train_advice_text(&t->row[i].advice[k], line, sizeof line);
+            buf_printf(out, "%s  %s: %s\n", any ? "" : "\nwhat to change\n", t->row[i].name, line);
+            any = true;
+        }
+}
+
 void bench_training_text(struct buf *out, const struct bench_report *system, const char *method,
                          const struct bench_training *t)
 {
@@ -167,6 +190,7 @@ void bench_training_text(struct buf *out, const struct bench_report *system, con
     for (int i = 0; i < t->n_most; i++)
         buf_printf(out, "  of length %d, %s%d rows fit in memory at once\n", t->most[i].length,
                    t->most[i].more ? "at least " : "", t->most[i].batch);
+    text_advice(out, t);
     if (!of) return;
     char title[40];
     snprintf(title, sizeof title, "at %d x %d", of->batch, of->length);

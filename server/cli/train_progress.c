@@ -1,6 +1,7 @@
 #include "server/cli/train_progress.h"
 
 #include "engine/base/clock.h"
+#include "engine/train/bottleneck.h"
 
 #include <math.h>
 #include <string.h>
@@ -119,10 +120,23 @@ void train_summary_text(struct buf *out, const struct train_progress *p, const s
         buf_printf(out, "cost: %.4g at %g an hour\n", all / 3600 * p->cost_per_hour, p->cost_per_hour);
 }
 
+/* What the rules say about the run, a line each. */
+static void put_advice(struct buf *out, const struct train_event *e)
+{
+    struct train_advice advice[TRAIN_ADVICE_MAX];
+    struct train_facts facts = train_facts_of(e);
+    for (int i = 0, n = train_advise(&facts, advice); i < n; i++) {
+        char line[512];
+        train_advice_text(&advice[i], line, sizeof line);
+        buf_printf(out, "advice: %s\n", line);
+    }
+}
+
 static void show_summary(struct train_progress *p, const struct train_event *e)
 {
     struct buf text = {0};
     train_summary_text(&text, p, &e->usage);
+    if (e->plan) put_advice(&text, e);
     if (text.len) fputs(text.data, p->out);
     buf_free(&text);
 }

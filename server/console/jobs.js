@@ -82,6 +82,7 @@ class Row {
     this.bar.hidden = OVER.includes(job.status);
     this.bar.value = job.progress;
     this.showActions();
+    if (this === opened) this.showAdvice();
   }
 
   // The buttons are made anew only when they are others: the one that has the focus keeps it.
@@ -99,6 +100,14 @@ class Row {
     this.actions.replaceChildren(...can.map(([name, run]) =>
       el("button", { type: "button", class: name === "Use" ? "" : "quiet", "aria-label": `${name} ${this.job.serve_as}`, onclick: run }, name)));
     if (focused) this.actions.firstElementChild?.focus();
+  }
+
+  // What the daemon's rules say about where the time of a step goes.
+  showAdvice() {
+    const lines = (this.job.usage?.advice ?? []).map(a =>
+      el("li", {}, el("b", {}, a.rule), `: ${a.cause}: ${a.change}; up to ${a.gain.toFixed(2)} times the tokens per second`));
+    this.advice.hidden = !lines.length;
+    this.advice.replaceChildren(...lines);
   }
 
   async act(what) {
@@ -150,8 +159,10 @@ class Row {
       lines: [{ name: "each step", kind: "one" }, { name: "smoothed", kind: "smooth", optional: true },
         { name: "held out", kind: "two", dots: true, optional: true }] });
     this.chart.node.classList.add("large");
+    this.advice = el("ul", { class: "advice", "aria-label": "What bounds the job" });
     this.log = el("ol", { class: "log", "aria-label": "Events", tabindex: "0" });
-    this.detail.replaceChildren(this.chart.node, this.log);
+    this.detail.replaceChildren(this.chart.node, this.advice, this.log);
+    this.showAdvice();
     this.follow();
   }
 

@@ -5,6 +5,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/train/bottleneck.h"
 #include "engine/train/tfevents.h"
 #include "server/jobs/job_data.h"
 #include "server/jobs/job_db.h"
@@ -216,6 +217,17 @@ static void store_final(struct event_work *w, struct db *db)
     job_set_state(db, r->seq, w->state, w->code, w->message.data);
 }
 
+/* Each line of w->extra is an event of its own.  The transaction may be repeated: the text stays as it is. */
+static void store_advice(const struct event_work *w, struct db *db)
+{
+    const char *end;
+    for (const char *p = w->extra.data; p && (end = strchr(p, '\n')); p = end + 1) {
+        char line[512];
+        snprintf(line, sizeof line, "%.*s", (int)(end - p), p);
+        job_event(db, w->run->seq, &(struct job_event){.kind = "log", .level = "info", .message = line, .step = -1});
+    }
+}
+
 static int on_run(struct store_work *work, struct db *db)
 {
     struct event_work *w = (struct event_work *)work;
@@ -243,6 +255,7 @@ static int on_run(struct store_work *work, struct db *db)
                " WHERE seq = ?",
                "ti", w->usage.data, r->seq);
         if (w->message.len) add_event(w, db, -1);
+        store_advice(w, db);
     } else {
         if (w->ev.kind == TRAIN_PLAN) {
             struct buf plan = {0};
@@ -407,6 +420,14 @@ static void put_summary(struct event_work *w)
     buf_printf(&w->message, "; at most %.2f GiB of the host", (double)u->host_peak / 0x1p30);
     if (u->device_peak) buf_printf(&w->message, ", %.2f GiB of the device", (double)u->device_peak / 0x1p30);
     buf_printf(&w->data, "\"usage\":%s", w->usage.data);
+    struct train_advice advice[TRAIN_ADVICE_MAX];
+    if (!w->ev.plan) return;
+    struct train_facts facts = train_facts_of(&w->ev);
+    for (int i = 0, n = train_advise(&facts, advice); i < n; i++) {
+        char line[512];
+        train_advice_text(&advice[i], line, sizeof line);
+        buf_printf(&w->extra, "Advice: %s\n", line);
+    }
 }
 
 static void put_eval(struct event_work *w)
@@ -470,7 +491,7 @@ void run_on_event(void *arg, const struct train_event *ev)
     if (ev->kind == TRAIN_STEP && store_waiting(r->app->store) > PENDING_MAX) return;
     struct event_work *w = event_new(r, kinds[ev->kind].kind, kinds[ev->kind].level);
     w->ev = *ev;
-    job_put_usage(&w->usage, &ev->usage);
+    job_put_usage(&w->usage, ev);
     switch (ev->kind) {
     case TRAIN_PLAN: put_plan(w, ev->plan); break;
     case TRAIN_STEP: put_step(w); break;

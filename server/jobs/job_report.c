@@ -1,5 +1,6 @@
 #include "server/jobs/job_report.h"
 
+#include "engine/train/bottleneck.h"
 #include "server/json/json.h"
 
 #include <string.h>
@@ -66,8 +67,31 @@ static void put_bytes(struct buf *b, const char *name, size_t bytes)
         buf_printf(b, ",\"%s\":null", name);
 }
 
-void job_put_usage(struct buf *b, const struct train_usage *u)
+static void put_text(struct buf *b, const char *name, const char *text)
 {
+    buf_printf(b, "%s\"%s\":", strcmp(name, "rule") ? "," : "", name);
+    json_put_string(b, text, strlen(text));
+}
+
+static void put_advice(struct buf *b, const struct train_event *ev)
+{
+    struct train_advice advice[TRAIN_ADVICE_MAX];
+    struct train_facts facts = train_facts_of(ev);
+    buf_str(b, ",\"advice\":[");
+    for (int i = 0, n = train_advise(&facts, advice); i < n; i++) {
+        buf_str(b, i ? ",{" : "{");
+        put_text(b, "rule", advice[i].rule);
+        put_text(b, "cause", advice[i].cause);
+        put_text(b, "change", advice[i].change);
+        put_number(b, "gain", advice[i].gain);
+        buf_char(b, '}');
+    }
+    buf_char(b, ']');
+}
+
+void job_put_usage(struct buf *b, const struct train_event *ev)
+{
+    const struct train_usage *u = &ev->usage;
     if (u->steps < 1 || u->seconds <= 0) {
         buf_str(b, "null");
         return;
@@ -85,5 +109,6 @@ void job_put_usage(struct buf *b, const struct train_usage *u)
     put_number(b, "micro_batches_per_step", (double)u->micro_batches / (double)u->steps);
     put_bytes(b, "peak_host_bytes", u->host_peak);
     put_bytes(b, "peak_device_bytes", u->device_peak);
+    if (ev->plan) put_advice(b, ev);
     buf_char(b, '}');
 }

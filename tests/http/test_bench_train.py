@@ -1,5 +1,6 @@
 """tandem bench --train: the table, the switches, comparing with a baseline and checking targets."""
 import json
+import os
 
 import pytest
 from conftest import MODEL
@@ -35,6 +36,19 @@ def test_rows(report):
     assert one["tokens_per_step"] == pytest.approx(47) and four["tokens_per_step"] == pytest.approx(4 * 47)
     assert four["activation_bytes"] > one["activation_bytes"]
     assert doc["largest"][0]["batch"] >= 4
+
+
+def test_advice(report):
+    """Planted: one thread, and steps of one row, which larger ones are measured against."""
+    doc, _ = report
+    rows = [r for r in doc["rows"] if "refused" not in r]
+    for row in rows:
+        assert all(a["rule"] and a["cause"] and a["change"] and a["gain"] > 1 for a in row["advice"])
+        assert "few threads" not in [a["rule"] for a in row["advice"]] or os.cpu_count() > 1
+    one = rows[0]
+    faster = [r["tokens_per_s"] / one["tokens_per_s"] for r in rows[1:] if r["tokens_per_s_min"] > one["tokens_per_s_max"]]
+    small = [a["gain"] for a in one["advice"] if a["rule"] == "small batches"]
+    assert small == ([pytest.approx(max(faster), rel=1e-3)] if faster and max(faster) > 4 / 3 else [])
 
 
 @pytest.mark.full

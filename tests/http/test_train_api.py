@@ -91,6 +91,23 @@ def test_usage(train, done):
     assert any("Trained 8 steps" in e["message"] for e in events(train, done["id"]))
 
 
+def test_advice_is_what_the_figures_say(train, done):
+    used = train.get(f"/train/{done['id']}").json()["usage"]
+    advice = {a["rule"]: a for a in used["advice"]}
+    whole = used["seconds"] + used["evaluation_seconds"] + used["checkpoint_seconds"]
+    shares = [("slow data", used["step_seconds"]["data"] / used["seconds"], 0.1),
+              ("optimizer", used["step_seconds"]["optimizer"] / used["seconds"], 0.2),
+              ("device idle", used["step_seconds"]["other"] / used["seconds"], 0.1),
+              ("waiting for serving", used["step_seconds"]["wait"] / used["seconds"], 0.25),
+              ("evaluations", used["evaluation_seconds"] / whole, 0.2), ("checkpoints", used["checkpoint_seconds"] / whole * (used["checkpoint_seconds"] > 0.2), 0.1)]
+    for rule, share, above in shares:
+        assert abs(share - above) < 1e-4 or (rule in advice) == (share > above), (rule, share, used)
+    gains = [a["gain"] for a in used["advice"]]
+    assert gains == sorted(gains, reverse=True) and all(g > 1 for g in gains)
+    lines = [e["message"] for e in events(train, done["id"]) if e["message"].startswith("Advice: ")]
+    assert [line.split(": ")[1] for line in lines] == list(advice)
+
+
 def test_stream_and_resume(train):
     """A stream opened before the first step has everything once; a second one goes on where it was left."""
     job_id = submit(train, "streamed", max_steps=10)

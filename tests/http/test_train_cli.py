@@ -56,6 +56,19 @@ def test_an_adapter_is_written(rows, tmp_path):
     assert again.returncode == 1 and b"is not empty" in again.stderr
 
 
+def test_advice_is_printed(rows, tmp_path):
+    """Planted: tiny batches, and activations that are recomputed though there is memory for them."""
+    got = train(rows, tmp_path / "out", "--batch-tokens", 16, "--recompute", "on", "--max-steps", 8, "--lora-r", 2)
+    text = got.stderr.decode()
+    assert got.returncode == 0, text
+    share = {name: float(x) for name, x in re.findall(r"(\w+) ([0-9.]+) %", text[text.index("time of a step:"):].splitlines()[0])}
+    advice = re.findall(r"^advice: ([\w -]+): .*; up to ([0-9.]+) times the tokens per second$", text, re.M)
+    rules = [name for name, _ in advice]
+    assert [float(gain) for _, gain in advice] == sorted((float(gain) for _, gain in advice), reverse=True)
+    assert abs(share["forward"] - 10) < 0.1 or ("recomputation" in rules) == (share["forward"] > 10), text
+    assert share["forward"] + share["backward"] < 60 or "small batches" in rules, text  # 48 of 48 + about 20 tokens of them
+
+
 def test_several_files_are_one_set(rows, tmp_path):
     """A pattern and a file, together the rows of one file in its order: the same adapter, byte by byte."""
     lines = rows.read_text().splitlines(keepends=True)

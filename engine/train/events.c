@@ -31,6 +31,9 @@ struct train_event train_event_of(const struct train *t, enum train_event_kind k
         .skipped = s->skipped,
         .eval_loss = NAN,
         .eval_accuracy = NAN,
+        .best_eval_loss = s->best_step >= 0 ? s->best_loss : NAN,
+        .best_step = s->best_step,
+        .evals_since_best = s->worse,
         .plan = &t->plan,
         .usage = t->usage,
     };

@@ -111,6 +111,19 @@ static struct master *next_master(struct train_full *f, size_t at, int rows, int
     return m;
 }
 
+/* The parameters of stack i are added next. */
+static void group_stack(const struct train_full *f, int i, struct optim *o)
+{
+    const struct model_config *c = &f->base->c;
+    int experts = tensors_expert_stack(c, i).layer, head = c->layers * LAYER_GEMMS;
+    if (experts >= 0)
+        optim_group_layer(o, experts);
+    else if (i < head)
+        optim_group_layer(o, i / LAYER_GEMMS);
+    else
+        optim_group(o, i > head || c->tied ? "embeddings" : "head");
+}
+
 /* Stack i and its tensors in the optimizer's arrays.  Of the layers' matrices, each expert's among them, each tensor is
  * a matrix for Muon. */
 static void add_stack(struct train_full *f, int i, enum train_optimizer optimizer, struct optim *o)
@@ -122,6 +135,7 @@ static void add_stack(struct train_full *f, int i, enum train_optimizer optimize
     tensors_stack(&f->tensors, i, &s);
     tensors_stack(&f->written, i, &written);
     if (!s.n) return; /* a layer without experts, or with experts alone */
+    group_stack(f, i, o);
     size_t n = (size_t)s.rows * (size_t)s.cols, at = muon ? optim_add_muon(o, n) : optim_add(o, n, true);
     f->stack_at[i] = at;
     for (int k = 0; k < s.n; at += (size_t)s.part[k].rows * (size_t)s.cols, k++) {
@@ -162,6 +176,10 @@ int train_full_open(struct train_full *f, const struct model *base, const struct
         if (first) {
             size_t whole = n;
             for (int k = i + 1; k < vectors && f->vector[k].at > 0; k++) whole += (size_t)f->vector[k].cols;
+            if (v->layer >= 0)
+                optim_group_layer(o, v->layer);
+            else
+                optim_group(o, v->table ? "embeddings" : "head");
             f->vector_at[i] = optim_add(o, whole, v->table);
         } else {
             f->vector_at[i] = f->vector_at[i - 1] + (size_t)f->vector[i - 1].cols;

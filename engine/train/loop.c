@@ -115,16 +115,29 @@ static enum outcome go_back(struct train *t, struct err *e)
     return GO_ON;
 }
 
+/* The group with the largest gradient. */
+static const struct train_group_norm *largest_group(const struct train *t)
+{
+    const struct train_group_norm *g = t->o.group;
+    for (size_t i = 1; i < t->o.n_groups; i++)
+        if (t->o.group[i].norm > g->norm) g = &t->o.group[i];
+    return g;
+}
+
 static void look_at_norm(struct train *t, double norm)
 {
+    const struct train_group_norm *g = largest_group(t);
     bool zero = norm == 0 && t->st.step > 1;
     if ((!zero && norm <= NORM_LARGE) || t->norm_warnings >= NORM_WARNINGS) return;
     t->norm_warnings++;
     if (zero)
         train_warn(t, "the gradient is exactly zero: nothing is learnt");
     else
-        train_warn(t, "the gradient's norm is %.3g: above %d training is unstable; a lower learning rate may help",
-                   norm, NORM_LARGE);
+        train_warn(
+            t,
+            "the gradient's norm is %.3g, of %s alone %.3g: above %d training is unstable; a lower learning rate "
+            "may help",
+            norm, g->name, g->norm, NORM_LARGE);
 }
 
 static void update(struct train *t, double rate, double norm)
@@ -186,6 +199,8 @@ static enum outcome train_step(struct train *t, struct err *e)
     ev.loss = loss;
     ev.accuracy = (double)sum.hits / (double)sum.targets;
     ev.grad_norm = norm;
+    ev.group_norm = t->o.group;
+    ev.n_group_norms = t->o.n_groups;
     ev.learning_rate = rate;
     ev.tokens_per_s = (double)sum.tokens / took;
     ev.rows_per_s = (double)sum.rows / took;

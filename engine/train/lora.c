@@ -50,6 +50,10 @@ static void add_site(struct train_lora *l, int layer, int gemm, struct optim *o)
     const struct adapter *a = l->adapter;
     struct site *s = &l->site[layer * LORA_GEMMS + gemm];
     size_t copies = 1;
+    if (gemm == GEMM_EMBEDDING || gemm == GEMM_LM_HEAD)
+        optim_group(o, gemm == GEMM_EMBEDDING ? "embeddings" : "head");
+    else
+        optim_group_layer(o, layer);
     for (int half = 0; half < 2; half++)
         for (int i = 0; i < a->n_modules; i++) {
             const struct lora_module *m = &a->module[i];

@@ -3,7 +3,9 @@
 #include "engine/base/mem.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     ALIGN_FLOATS = 16,
@@ -14,7 +16,44 @@ enum {
 
 void optim_init(struct optim *o, struct dev *d, struct scheduler_gate *gate)
 {
-    *o = (struct optim){.d = d, .gate = gate};
+    *o = (struct optim){.d = d, .gate = gate, .adding = "other"};
+}
+
+void optim_group(struct optim *o, const char *name)
+{
+    snprintf(o->adding, sizeof o->adding, "%s", name);
+}
+
+static size_t current_group(struct optim *o)
+{
+    size_t i = 0;
+    while (i < o->n_groups && strcmp(o->group[i].name, o->adding) != 0) i++;
+    if (i < o->n_groups) return i;
+    mem_grow(&o->group, &o->cap_groups, i + 1, sizeof *o->group);
+    o->group[i] = (struct train_group_norm){0};
+    memcpy(o->group[i].name, o->adding, sizeof o->adding);
+    return o->n_groups++;
+}
+
+void optim_group_layer(struct optim *o, int layer)
+{
+    char name[TRAIN_GROUP_NAME_MAX];
+    snprintf(name, sizeof name, "layer.%d", layer);
+    optim_group(o, name);
+}
+
+/* Floats `at` and after belong to the current group. */
+static void add_range(struct optim *o, size_t at, size_t n)
+{
+    size_t last = o->n_ranges - 1, group = current_group(o);
+    if (o->n_ranges && o->range[last].group == group) {
+        o->range[last].n += n;
+        return;
+    }
+    mem_grow(&o->range, &o->cap_ranges, o->n_ranges + 1, sizeof *o->range);
+    o->range[o->n_ranges].from = at;
+    o->range[o->n_ranges].n = n;
+    o->range[o->n_ranges++].group = group;
 }
 
 size_t optim_add_muon(struct optim *o, size_t n)
@@ -22,6 +61,7 @@ size_t optim_add_muon(struct optim *o, size_t n)
     size_t at = o->n;
     o->n += (n + ALIGN_FLOATS - 1) / ALIGN_FLOATS * ALIGN_FLOATS;
     o->trained += n;
+    add_range(o, at, o->n - at);
     return at;
 }
 
@@ -42,7 +82,7 @@ size_t optim_add(struct optim *o, size_t n, bool decay)
 int optim_alloc(struct optim *o, bool average, struct err *e)
 {
     float **arrays[] = {&o->p, &o->g, &o->m, &o->v, &o->avg};
-    bool ok = (o->sum = o->d->ops->alloc(o->d, sizeof *o->sum)) != NULL;
+    bool ok = (o->sum = o->d->ops->alloc(o->d, (o->n_groups + 1) * sizeof *o->sum)) != NULL;
     for (size_t i = 0; i < (average ? 5 : 4) && ok; i++)
         ok = (*arrays[i] = o->d->ops->alloc(o->d, o->n * sizeof(float))) != NULL;
     if (ok) return muon_alloc(&o->muon, o->d, e);
@@ -56,6 +96,8 @@ void optim_free(struct optim *o)
         if (arrays[i]) o->d->ops->free(o->d, arrays[i]);
     muon_free(&o->muon, o->d);
     free(o->segment);
+    free(o->group);
+    free(o->range);
     *o = (struct optim){0};
 }
 
@@ -84,17 +126,25 @@ void optim_zero_grad(struct optim *o)
 
 double optim_grad_norm(struct optim *o)
 {
-    double sum = 0;
-    o->d->ops->upload(o->d, o->sum, &sum, sizeof sum);
-    for (size_t i = 0, k; i < o->n; i += k) { /* slices of a fixed size, so that the order of summation is fixed */
-        k = o->n - i < SLICE ? o->n - i : SLICE;
-        scheduler_gate_pass(o->gate);
-        scheduler_gate_cost(o->gate, WORK_STATE, (double)k);
-        op_square_sum(o->d, (struct square_sum_args){o->g + i, k, o->sum});
+    double all = 0, *sum = mem_array(o->n_groups, sizeof *sum);
+    o->d->ops->upload(o->d, o->sum, sum, o->n_groups * sizeof *sum);
+    for (size_t r = 0; r < o->n_ranges; r++) {
+        size_t from = o->range[r].from, end = from + o->range[r].n;
+        for (size_t i = from, k; i < end; i += k) { /* of a fixed size, so that the order of summation is fixed */
+            k = end - i < SLICE ? end - i : SLICE;
+            scheduler_gate_pass(o->gate);
+            scheduler_gate_cost(o->gate, WORK_STATE, (double)k);
+            op_square_sum(o->d, (struct square_sum_args){o->g + i, k, o->sum + o->range[r].group});
+        }
     }
     o->d->ops->finish(o->d);
-    o->d->ops->download(o->d, &sum, o->sum, sizeof sum);
-    return sqrt(sum);
+    o->d->ops->download(o->d, sum, o->sum, o->n_groups * sizeof *sum);
+    for (size_t i = 0; i < o->n_groups; i++) {
+        o->group[i].norm = sqrt(sum[i]);
+        all += sum[i];
+    }
+    free(sum);
+    return sqrt(all);
 }
 
 /* average = decay * average + (1 - decay) * parameters.  The op's factors are f32: for keep >= 0.5, 1 - keep is exact,

@@ -18,7 +18,13 @@ struct optim {
     size_t n, trained;    /* floats of each array; parameters among them */
     float *p, *g, *m, *v; /* (n) parameters, gradients, first and second moments; v stays 0 for muon's matrices */
     float *avg;           /* (n) average of the parameters; NULL: none is kept */
-    double *sum;          /* (1) scratch for the norm */
+    double *sum;          /* scratch for the norms of the groups */
+    struct train_group_norm *group; /* n_groups; norm: what optim_grad_norm found last */
+    struct {
+        size_t from, n, group;
+    } * range; /* all of the arrays, in their order */
+    size_t n_groups, cap_groups, n_ranges, cap_ranges;
+    char adding[TRAIN_GROUP_NAME_MAX]; /* group of the parameters that are added next */
     struct {
         size_t from, n;
         bool decay;
@@ -30,6 +36,10 @@ struct optim {
 };
 
 void optim_init(struct optim *, struct dev *, struct scheduler_gate *);
+/* The parameters that are added next belong to the group of this name, of less than TRAIN_GROUP_NAME_MAX bytes; at
+ * first to "other".  Only groups with parameters are kept. */
+void optim_group(struct optim *, const char *name);
+void optim_group_layer(struct optim *, int layer); /* "layer.N" */
 /* Adds n parameters; @return their offset in each array. */
 size_t optim_add(struct optim *, size_t n, bool decay);
 /* The same for matrices updated by muon; the caller then registers each with muon_add. */
@@ -40,7 +50,7 @@ void optim_start(struct optim *);
 void optim_free(struct optim *);
 
 void optim_zero_grad(struct optim *);
-/* The norm of all gradients.  Waits for the device. */
+/* The norm of all gradients, and group[].norm those of the groups.  Waits for the device. */
 double optim_grad_norm(struct optim *);
 /* One step with the gradients times `scale`; step counts from 1.  The gradients are overwritten.  The average becomes d
  * avg + (1 - d) p with d = min(ema_decay, (1 + step) / (10 + step)), as in tf.train.ExponentialMovingAverage, so that

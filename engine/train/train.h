@@ -150,6 +150,14 @@ struct train_plan {
 };
 #define TRAIN_ROOM_MOST 0.95
 
+/* A part of the parameters and the norm of its gradients, before clipping: "layer.0", "layer.1" ..., "embeddings" (also
+ * those of positions; a tied head's), "head" (with the norm before it). */
+enum { TRAIN_GROUP_NAME_MAX = 24 };
+struct train_group_norm {
+    char name[TRAIN_GROUP_NAME_MAX];
+    double norm;
+};
+
 struct train_event {
     enum train_event_kind kind;
     int64_t step, steps; /* done, of all */
@@ -165,8 +173,13 @@ struct train_event {
     double seconds, eta_s; /* training time so far, including earlier runs; estimated remaining time, NAN: unknown */
     int64_t skipped;       /* steps skipped so far for a non-finite loss or gradient */
     double eval_loss, eval_accuracy;
-    bool best; /* the best evaluation so far */
+    bool best;                /* the best evaluation so far */
+    double best_eval_loss;    /* so far, earlier runs included; NAN: none */
+    int64_t best_step;        /* its step; -1: none */
+    int64_t evals_since_best; /* evaluations since the best one, that one not counted */
     struct train_usage usage;
+    const struct train_group_norm *group_norm; /* (n_group_norms) of the step, until the callback returns; STEP only */
+    size_t n_group_norms;
     const struct train_plan *plan;
     const char *text;
 };

@@ -5,8 +5,8 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/train/board.h"
 #include "engine/train/bottleneck.h"
-#include "engine/train/tfevents.h"
 #include "server/jobs/job_data.h"
 #include "server/jobs/job_db.h"
 #include "server/jobs/job_report.h"
@@ -26,9 +26,11 @@ enum { PENDING_MAX = 2000, PREPARED_EVERY_NS = 200000000, THIN_EVERY = 512 };
 struct event_work {
     struct store_work work; /* first */
     struct run *run;
-    struct train_event ev; /* its plan and text are copied to the buffers below */
+    struct train_event ev; /* its plan, text and norms are copied below */
     struct buf data, message, extra;
-    struct buf usage; /* the job's so far, as JSON */
+    struct buf norms;                    /* of the gradients by group, as JSON */
+    struct buf usage;                    /* the job's so far, as JSON */
+    struct train_group_norm *group_norm; /* those of ev, when TensorBoard is to have them */
     const char *kind, *level;
     /* a final state */
     bool final;
@@ -57,7 +59,7 @@ static void add_event(struct event_work *w, struct db *db, int64_t step)
 }
 
 /* TensorBoard event files are optional: an error in writing them is logged once. */
-static void board_add(struct event_work *w, struct db *db, const struct tfevents_scalar *v, size_t n)
+static void board_add(struct event_work *w, struct db *db)
 {
     struct run *r = w->run;
     struct err e = {0};
@@ -67,32 +69,10 @@ static void board_add(struct event_work *w, struct db *db, const struct tfevents
         if (data_mkdir(db->dir, "tensorboard", NULL, &e) == 0) r->board = tfevents_open(dir, w->ev.step, &e);
         free(dir);
     }
-    if (r->board) tfevents_add(r->board, w->ev.step, v, n, &e);
+    if (r->board) train_board_add(r->board, &w->ev, &e);
     if (!e.code) return;
     r->board_failed = true;
     log_warn("no TensorBoard events: job=%s error=\"%s\"", r->id, e.msg);
-}
-
-static void board_step(struct event_work *w, struct db *db)
-{
-    const struct tfevents_scalar v[] = {
-        {"train/loss", w->ev.loss},
-        {"train/accuracy", w->ev.accuracy},
-        {"train/grad_norm", w->ev.grad_norm},
-        {"train/learning_rate", w->ev.learning_rate},
-        {"train/tokens_per_second", w->ev.tokens_per_s},
-        {"train/rows_per_second", w->ev.rows_per_s},
-        {"time/data", w->ev.part[TRAIN_DATA]},
-        {"time/forward", w->ev.part[TRAIN_FORWARD]},
-        {"time/backward", w->ev.part[TRAIN_BACKWARD]},
-        {"time/optimizer", w->ev.part[TRAIN_OPTIMIZER]},
-        {"time/wait", w->ev.part[TRAIN_WAIT]},
-        {"time/other", w->ev.part[TRAIN_OTHER]},
-        {"memory/host_peak_bytes", (double)w->ev.usage.host_peak},
-        {"memory/device_peak_bytes", (double)w->ev.usage.device_peak}, /* last: 0 without such a device */
-    };
-    size_t n = sizeof v / sizeof *v;
-    board_add(w, db, v, w->ev.usage.device_peak ? n : n - 1);
 }
 
 static void board_close(struct run *r)
@@ -106,11 +86,11 @@ static void store_step(struct event_work *w, struct db *db)
 {
     struct run *r = w->run;
     struct buf last = {0};
-    buf_printf(&last, "{%s,\"usage\":%s}", w->extra.data, w->usage.data);
+    buf_printf(&last, "{%s,\"grad_norms\":%s,\"usage\":%s}", w->extra.data, w->norms.data, w->usage.data);
     db_run(db, "UPDATE jobs SET step = ?, steps = ?, last = ?, phase = 'training' WHERE seq = ?", "iiti", w->ev.step,
            w->ev.steps, last.data, r->seq);
     buf_free(&last);
-    board_step(w, db);
+    board_add(w, db);
     if (r->stored_steps++ % THIN_EVERY == 0) {
         job_thin_events(db, r->seq);
         int64_t stride = db_number(db, 1, "SELECT stride FROM jobs WHERE seq = ?", "i", r->seq);
@@ -177,8 +157,7 @@ static void store_eval(struct event_work *w, struct db *db)
     db_run(db, "UPDATE jobs SET eval = ? WHERE seq = ?", "ti", object.data, w->run->seq);
     buf_free(&object);
     buf_free(&eval);
-    const struct tfevents_scalar v[] = {{"eval/loss", w->ev.eval_loss}, {"eval/accuracy", w->ev.eval_accuracy}};
-    board_add(w, db, v, 2);
+    board_add(w, db);
     add_event(w, db, -1);
 }
 
@@ -293,7 +272,9 @@ static void event_free(struct event_work *w)
     buf_free(&w->data);
     buf_free(&w->message);
     buf_free(&w->extra);
+    buf_free(&w->norms);
     buf_free(&w->usage);
+    free(w->group_norm);
     free(w);
 }
 
@@ -440,6 +421,18 @@ static void put_eval(struct event_work *w)
     buf_printf(&w->message, "Step %lld: evaluation loss=%.4g", (long long)w->ev.step, w->ev.eval_loss);
 }
 
+/* The norms of the event, which live as long as it is handled. */
+static void keep_norms(struct event_work *w)
+{
+    size_t n = train_board_wants_groups(&w->ev) ? w->ev.n_group_norms : 0;
+    if (n) {
+        w->group_norm = mem_array(n, sizeof *w->group_norm);
+        memcpy(w->group_norm, w->ev.group_norm, n * sizeof *w->group_norm);
+    }
+    w->ev.group_norm = w->group_norm;
+    w->ev.n_group_norms = n;
+}
+
 struct flush_work {
     struct store_work work; /* first */
     sem_t *done;
@@ -491,6 +484,8 @@ void run_on_event(void *arg, const struct train_event *ev)
     if (ev->kind == TRAIN_STEP && store_waiting(r->app->store) > PENDING_MAX) return;
     struct event_work *w = event_new(r, kinds[ev->kind].kind, kinds[ev->kind].level);
     w->ev = *ev;
+    keep_norms(w);
+    job_put_norms(&w->norms, ev);
     job_put_usage(&w->usage, ev);
     switch (ev->kind) {
     case TRAIN_PLAN: put_plan(w, ev->plan); break;

@@ -58,6 +58,16 @@ void job_put_parts(struct buf *b, const double part[TRAIN_PARTS])
     buf_char(b, '}');
 }
 
+void job_put_norms(struct buf *b, const struct train_event *ev)
+{
+    buf_char(b, '{');
+    for (size_t i = 0; i < ev->n_group_norms; i++) {
+        buf_printf(b, "%s\"%s\":", i ? "," : "", ev->group_norm[i].name);
+        json_put_number(b, ev->group_norm[i].norm);
+    }
+    buf_char(b, '}');
+}
+
 /* Numbers of bytes have more digits than json_put_number writes. */
 static void put_bytes(struct buf *b, const char *name, size_t bytes)
 {

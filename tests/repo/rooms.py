@@ -18,11 +18,11 @@ BASE = "engine/base/"
 ROOMS = {
     "server/cli": Room("ops jobs api hub bridge access console schema net store json metrics memory config "
                        "engine/bench/bench.h engine/bench/eval.h engine/bench/training.h engine/eval/evaluation.h engine/serve/engine.h engine/train/train.h "
-                       "engine/train/offline.h engine/train/bottleneck.h engine/data/sources.h engine/model/options.h engine/model/quantize.h engine/model/merge.h engine/template/chat_template.h "
+                       "engine/train/offline.h engine/train/bottleneck.h engine/train/tfevents.h engine/train/board.h engine/data/sources.h engine/model/options.h engine/model/quantize.h engine/model/merge.h engine/template/chat_template.h "
                        "engine/tokenizer/tokenizer.h " + BASE, "uv cjson openssl"),
     "server/ops": Room("jobs api hub bridge access console net store json metrics memory config engine/serve/engine.h " + BASE, "uv"),
     "server/jobs": Room("api hub bridge access net store json metrics memory config engine/serve/engine.h engine/train/train.h "
-                        "engine/train/tfevents.h engine/train/bottleneck.h engine/data/dataset.h " + BASE, "uv"),
+                        "engine/train/tfevents.h engine/train/board.h engine/train/bottleneck.h engine/data/dataset.h " + BASE, "uv"),
     "server/api": Room("hub bridge access schema net store json metrics memory config engine/serve/engine.h "
                        "engine/template/chat_template.h engine/tokenizer/tokenizer.h engine/files/model_file.h " + BASE, "cjson"),
     "server/hub": Room("json " + BASE, "cjson curl openssl"),
@@ -70,7 +70,7 @@ ROOMS = {
 PUBLIC = {
     "engine": """engine/serve/engine.h engine/bench/bench.h engine/bench/eval.h engine/bench/training.h engine/eval/evaluation.h
         engine/train/train.h engine/train/bottleneck.h engine/train/offline.h engine/data/sources.h
-        engine/train/tfevents.h engine/data/dataset.h engine/model/options.h engine/model/quantize.h engine/model/merge.h engine/template/chat_template.h
+        engine/train/tfevents.h engine/train/board.h engine/data/dataset.h engine/model/options.h engine/model/quantize.h engine/model/merge.h engine/template/chat_template.h
         engine/grammar/grammar.h engine/tokenizer/tokenizer.h engine/files/model_file.h""".split() + [BASE],
     "kernels": "kernels/ops.h kernels/ceilings.h kernels/trace.h kernels/num.h kernels/block.h kernels/rng.h".split(),
 }

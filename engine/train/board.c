@@ -1,0 +1,56 @@
+#include "engine/train/board.h"
+
+#include "engine/base/buf.h"
+#include "engine/base/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { GROUP_POINTS = 1000 }; /* about so many of each group in a job */
+
+bool train_board_wants_groups(const struct train_event *ev)
+{
+    int64_t every = ev->steps / GROUP_POINTS + 1;
+    return ev->kind == TRAIN_STEP && ev->n_group_norms && (ev->step % every == 0 || ev->step == ev->steps);
+}
+
+static int add_step(struct tfevents *f, const struct train_event *ev, struct err *e)
+{
+    const struct tfevents_scalar one[] = {
+        {"train/loss", ev->loss},
+        {"train/accuracy", ev->accuracy},
+        {"train/grad_norm", ev->grad_norm},
+        {"train/learning_rate", ev->learning_rate},
+        {"train/tokens_per_second", ev->tokens_per_s},
+        {"train/rows_per_second", ev->rows_per_s},
+        {"time/data", ev->part[TRAIN_DATA]},
+        {"time/forward", ev->part[TRAIN_FORWARD]},
+        {"time/backward", ev->part[TRAIN_BACKWARD]},
+        {"time/optimizer", ev->part[TRAIN_OPTIMIZER]},
+        {"time/wait", ev->part[TRAIN_WAIT]},
+        {"time/other", ev->part[TRAIN_OTHER]},
+        {"memory/host_peak_bytes", (double)ev->usage.host_peak},
+        {"memory/device_peak_bytes", (double)ev->usage.device_peak}, /* last: 0 without such a device */
+    };
+    size_t n = sizeof one / sizeof *one, groups = train_board_wants_groups(ev) ? ev->n_group_norms : 0;
+    struct tfevents_scalar *v = mem_array(n + groups, sizeof *v);
+    char(*tag)[TRAIN_GROUP_NAME_MAX + 16] = mem_array(groups + 1, sizeof *tag);
+    memcpy(v, one, sizeof one);
+    if (!ev->usage.device_peak) n--;
+    for (size_t i = 0; i < groups; i++) {
+        snprintf(tag[i], sizeof tag[i], "grad_norm/%s", ev->group_norm[i].name);
+        v[n++] = (struct tfevents_scalar){tag[i], ev->group_norm[i].norm};
+    }
+    int rc = tfevents_add(f, ev->step, v, n, e);
+    free(tag);
+    free(v);
+    return rc;
+}
+
+int train_board_add(struct tfevents *f, const struct train_event *ev, struct err *e)
+{
+    const struct tfevents_scalar eval[] = {{"eval/loss", ev->eval_loss}, {"eval/accuracy", ev->eval_accuracy}};
+    if (ev->kind == TRAIN_STEP) return add_step(f, ev, e);
+    return ev->kind == TRAIN_EVAL ? tfevents_add(f, ev->step, eval, 2, e) : 0;
+}

@@ -68,6 +68,7 @@ struct settings {
     /* operation */
     double drain_timeout, step_timeout; /* seconds */
     double train_itl_budget_ms, train_slowdown;
+    double train_speed_floor; /* tokens/s; 0: none */
     char *log_level, *log_format, *metrics_aliases, *data_dir;
     bool access_log;
     /* one run of a command */

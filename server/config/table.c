@@ -144,6 +144,9 @@ static const struct setting_option table[] = {
      "MS", "while requests run, training takes what a step leaves of this time between two tokens"},
     {"train-slowdown", "Training", SETTING_NUMBER, AT(train_slowdown), "1.2", 1, 100, NULL, CMD_SERVE, false, "X",
      "while requests run, training may stretch the time between two tokens by at most this factor"},
+    {"train-speed-floor", "Training", SETTING_NUMBER, AT(train_speed_floor), "0", 0, 1e12, NULL, CMD_SERVE, false,
+     "TOKENS/S", "slowest training to be content with: /metrics shows it, an alert rule compares; 0: none",
+     .reloadable = true},
 
     {"drain-timeout", "Operation", SETTING_NUMBER, AT(drain_timeout), "60", 0, 86400, NULL, CMD_SERVE, false, "SECONDS",
      "after SIGTERM, time for running requests to finish; a second signal stops at once", .reloadable = true},

@@ -355,9 +355,23 @@ static void run_end(struct run *r)
         jobs_kick(j);
 }
 
+/* What stays in the view when the job ends. */
+static void view_record(struct jobs_view *v, const struct train_event *ev)
+{
+    bool full = ev->kind == TRAIN_PLAN || ev->kind == TRAIN_STEP || ev->kind == TRAIN_EVAL ||
+                ev->kind == TRAIN_PAUSED || ev->kind == TRAIN_SUCCEEDED;
+    if (!full) return; /* others may be notes of the runner, without figures */
+    if (ev->kind == TRAIN_PLAN || ev->kind == TRAIN_EVAL) v->eval_loss = ev->eval_loss;
+    v->best_eval_loss = ev->best_eval_loss;
+    v->evals_since_best = ev->evals_since_best;
+    v->peak_host = ev->usage.host_peak;
+    v->peak_device = ev->usage.device_peak;
+}
+
 void jobs_on_event(struct run *r, const struct train_event *ev)
 {
     struct jobs_view *v = &r->jobs->view;
+    view_record(v, ev);
     if (ev->kind == TRAIN_STEP) {
         if (ev->step == 1) v->tokens += (uint64_t)ev->tokens, v->trained_tokens += (uint64_t)ev->trained_tokens;
         int64_t tokens = ev->tokens - v->last.tokens, trained = ev->trained_tokens - v->last.trained_tokens;

@@ -50,8 +50,12 @@ void jobs_end_streams(struct jobs *);
 
 /* The runner's state and the latest step's metrics. */
 struct jobs_view {
-    int counts[6]; /* enum job_state */
-    struct train_event last;
+    int counts[6];           /* enum job_state */
+    struct train_event last; /* step of the running job; kind is TRAIN_STEP once there was one */
+    /* Of the running job; of the last one until the next is planned.  Zero before the first. */
+    double eval_loss, best_eval_loss; /* NAN: not evaluated yet; eval_loss: by this process */
+    int64_t evals_since_best;
+    size_t peak_host, peak_device;                   /* bytes, as in struct train_usage */
     uint64_t tokens, trained_tokens, steps, skipped; /* since the start of the process */
     const char *running, *phase;                     /* the running job and its phase; NULL: none */
 };

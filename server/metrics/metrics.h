@@ -102,6 +102,7 @@ struct metrics_view {
     double step_running;        /* seconds; 0: no step runs */
     double memory_limit;        /* the process's memory limit, bytes */
     double certificate_expires; /* seconds since the epoch; 0: none */
+    double train_speed_floor;   /* tokens/s; 0: none */
     const char *model_name;
     bool vllm; /* also under its names */
 };

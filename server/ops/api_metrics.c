@@ -46,6 +46,7 @@ static void reply_metrics(struct app *app, struct http_req *req)
         .batch_running = batches_running(app->batches),
         .memory_limit = process_memory_limit(),
         .certificate_expires = app->credentials.tls ? (double)tls_expires_at(app->credentials.tls) : 0,
+        .train_speed_floor = app->set->train_speed_floor,
         .model_name = app->model_name,
         .vllm = strcmp(app->set->metrics_aliases, "vllm") == 0,
     };

@@ -9,6 +9,7 @@
 #include "server/ops/process.h"
 #include "server/store/store.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -213,7 +214,13 @@ static void put_model(const struct metrics_view *v, struct buf *out)
     buf_str(out, "} 1\n");
 }
 
-static void put_training(const struct jobs_view *j, struct buf *out)
+/* 0: there is none. */
+static double or_none(double loss)
+{
+    return isnan(loss) ? 0 : loss;
+}
+
+static void put_training(const struct jobs_view *j, double floor, struct buf *out)
 {
     const struct train_event *last = &j->last;
     bool runs = last->kind == TRAIN_STEP;
@@ -229,6 +236,20 @@ static void put_training(const struct jobs_view *j, struct buf *out)
          runs ? last->grad_norm : 0},
         {"tandem_train_tokens_per_second", "gauge", "Tokens per second in the running job's last step.",
          runs ? last->tokens_per_s : 0},
+        {"tandem_train_rows_per_second", "gauge", "Rows per second in the running job's last step.",
+         runs ? last->rows_per_s : 0},
+        {"tandem_train_tokens_per_second_floor", "gauge",
+         "Training speed below which an alert is due (option train-speed-floor); 0: none.", floor},
+        {"tandem_train_eval_loss", "gauge",
+         "Loss of the last evaluation, of the running job or else of the last one; 0: none.", or_none(j->eval_loss)},
+        {"tandem_train_best_eval_loss", "gauge", "Least evaluation loss of that job; 0: none.",
+         or_none(j->best_eval_loss)},
+        {"tandem_train_evaluations_since_best", "gauge", "Evaluations of that job since its best one.",
+         (double)j->evals_since_best},
+        {"tandem_train_peak_host_bytes", "gauge", "Most resident memory of the process, as last read by that job.",
+         (double)j->peak_host},
+        {"tandem_train_peak_device_bytes", "gauge",
+         "Most GPU memory in use during that job, serving's included; 0 on the cpu device.", (double)j->peak_device},
         {"tandem_train_eta_seconds", "gauge", "Estimated time until the running job ends.", runs ? last->eta_s : 0},
         {"tandem_train_steps_total", "counter", "Optimizer steps since the start, of all jobs.", (double)j->steps},
         {"tandem_train_tokens_total", "counter", "Tokens processed by training, of all jobs.", (double)j->tokens},
@@ -318,7 +339,7 @@ void metrics_render(const struct metrics *m, const struct metrics_view *v, struc
         prometheus_head(out, metrics_hists[i].name, "histogram", metrics_hists[i].help);
         prometheus_histogram(out, metrics_hists[i].name, "", &m->hist[i], metrics_hists[i].bounds);
     }
-    if (v->jobs) put_training(v->jobs, out);
+    if (v->jobs) put_training(v->jobs, v->train_speed_floor, out);
     put_batches(m, v->batch_running, out);
     if (v->http) put_http(v->http, out);
     put_reservations(out);

@@ -161,6 +161,20 @@ def test_prometheus(train, done):
     assert train.metric("tandem_requests_total", route="/train/{id}", status="200") >= 1
 
 
+def test_prometheus_keeps_what_the_last_job_came_to(train):
+    found = wait_over(train, submit(train, max_steps=8, n=40, eval_fraction=0.2, eval_steps=2))
+    assert found["status"] == "succeeded"
+    best = [e["best"] for e in events(train, found["id"]) if e["type"] == "eval"]
+    assert len(best) == 4
+    assert train.metric("tandem_train_eval_loss") == pytest.approx(found["eval_loss"], rel=1e-5)
+    assert train.metric("tandem_train_best_eval_loss") == pytest.approx(found["best_eval_loss"], rel=1e-5)
+    assert train.metric("tandem_train_evaluations_since_best") == best[::-1].index(True)
+    assert train.metric("tandem_train_peak_host_bytes") == found["usage"]["peak_host_bytes"]
+    assert train.metric("tandem_train_step") == train.metric("tandem_train_rows_per_second") == 0
+    norms = found["grad_norms"]
+    assert sum(v ** 2 for v in norms.values()) ** 0.5 == pytest.approx(found["grad_norm"], rel=1e-5)
+
+
 def test_fifo_cancel_and_pause_of_queued(train):
     first = submit(train, "fifo-a", max_steps=2000, n=40)
     second, third = submit(train, "fifo-b"), submit(train, "fifo-c", max_steps=2)

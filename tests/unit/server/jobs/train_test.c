@@ -422,6 +422,34 @@ static void test_skips_are_counted_once(void **state)
     assert_int_equal(jobs.view.skipped, 5);
 }
 
+/* What the runner itself notes has no figures, and those of a job outlive it. */
+static void test_figures_of_the_last_job(void **state)
+{
+    (void)state;
+    static struct jobs jobs;
+    static struct run run = {.jobs = &jobs};
+    const struct jobs_view *v = &jobs.view;
+    struct train_event ev = {.kind = TRAIN_PLAN, .eval_loss = NAN, .best_eval_loss = NAN};
+    jobs_on_event(&run, &ev);
+    assert_true(isnan(v->eval_loss) && isnan(v->best_eval_loss));
+    ev = (struct train_event){
+        .kind = TRAIN_EVAL, .eval_loss = 3, .best_eval_loss = 2, .evals_since_best = 4, .usage.host_peak = 77};
+    jobs_on_event(&run, &ev);
+    jobs_on_event(&run, &(struct train_event){.kind = TRAIN_WARNING});
+    assert_true(v->eval_loss == 3 && v->best_eval_loss == 2);
+    ev = (struct train_event){.kind = TRAIN_STEP,
+                              .step = 9,
+                              .eval_loss = NAN,
+                              .best_eval_loss = 2,
+                              .evals_since_best = 4,
+                              .usage.host_peak = 99};
+    jobs_on_event(&run, &ev);
+    assert_true(v->eval_loss == 3 && v->evals_since_best == 4 && v->peak_host == 99);
+    ev = (struct train_event){.kind = TRAIN_PLAN, .eval_loss = NAN, .best_eval_loss = 1.5};
+    jobs_on_event(&run, &ev); /* another job, one that goes on */
+    assert_true(isnan(v->eval_loss) && v->best_eval_loss == 1.5 && v->evals_since_best == 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -437,6 +465,7 @@ int main(void)
         cmocka_unit_test(test_forms_in_pieces),
         cmocka_unit_test(test_micro_tokens),
         cmocka_unit_test(test_skips_are_counted_once),
+        cmocka_unit_test(test_figures_of_the_last_job),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,7 +29,7 @@ static bool find_model(struct settings *s, int *status)
 {
     struct hub_session c;
     struct err e = {0};
-    if (s->ops) return true; /* tandem bench --ops has no model */
+    if (s->ops || s->compare.n) return true; /* bench --ops and train --compare have no model */
     hub_session_open(&c);
     int rc = cmd_find_model(s, &c.hub, &e);
     *status = hub_session_close(&c, rc, &e);
@@ -51,7 +51,8 @@ bool cmd_settings(struct settings *s, enum command cmd, int argc, char **argv, c
         *status = 2;
         return false;
     }
-    bool wants_model = settings_find("model", 5)->commands & cmd && cmd != CMD_BENCH; /* optional for bench */
+    bool wants_model =
+        settings_find("model", 5)->commands & cmd && cmd != CMD_BENCH && !s->compare.n; /* optional for bench */
     if (wants_model && !settings_given(s, "model") && access(s->model, F_OK)) {
         fprintf(stderr,
                 "tandem: no --model is given, and the default, %s, is not here: it is in tandem's source directory.\n"

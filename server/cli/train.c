@@ -5,13 +5,16 @@
  * when the job has ended. */
 #include "engine/train/offline.h"
 
+#include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "server/cli/cmd.h"
 #include "server/cli/find_data.h"
 #include "server/cli/find_model.h"
 #include "server/cli/hyperparameters.h"
+#include "server/cli/train_compare.h"
 #include "server/cli/train_preset.h"
 #include "server/cli/train_progress.h"
+#include "server/cli/train_record.h"
 #include "server/jobs/train_aliases.h"
 
 #include <dirent.h>
@@ -20,14 +23,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-static const char usage[] = "tandem train --data FILE... --out DIR [--model DIR] [--method lora|qlora|full] [options]";
+static const char usage[] = "tandem train --data FILE... --out DIR [--model DIR] [--method lora|qlora|full] [options]\n"
+                            "       tandem train --compare A B [--cost-per-hour PRICE] [--json]";
 static const char about[] =
     "Fine-tunes a model on rows of text, instructions or conversations, and writes a PEFT adapter (full: a model).\n"
     "Interrupted, it writes a checkpoint; the same command goes on from there to the same bytes.";
 
-/* "--data A B C" -> "--data A --data B --data C", so that a shell's pattern can be given; the same for --eval-data.
+/* "--data A B C" -> "--data A --data B --data C", so that a shell's pattern can be given; the same for --eval-data and
+ * --compare.
  * @return the new arguments, whose array is the caller's. */
 static char **spread_files(int *argc, char **argv)
 {
@@ -36,7 +42,8 @@ static char **spread_files(int *argc, char **argv)
     bool has_value = false;
     for (int i = 0; i < *argc; i++) {
         if (strncmp(argv[i], "--", 2) == 0) {
-            bool files = strcmp(argv[i], "--data") == 0 || strcmp(argv[i], "--eval-data") == 0;
+            bool files = strcmp(argv[i], "--data") == 0 || strcmp(argv[i], "--eval-data") == 0 ||
+                         strcmp(argv[i], "--compare") == 0;
             flag = files ? argv[i] : NULL;
             has_value = false;
         } else if (flag) {
@@ -100,15 +107,26 @@ static void show_preparing(void *arg, double fraction)
         fprintf(stderr, "\rpreparing the data: %3.0f%%%s", 100 * fraction, fraction < 1 ? "" : "\n");
 }
 
-static void on_event(void *arg, const struct train_event *e)
+struct watch {
+    struct train_progress progress;
+    struct train_record record;
+};
+
+static void on_event(void *arg, const struct train_event *ev)
 {
-    train_progress_show(arg, e);
+    struct watch *w = arg;
+    struct err e = {0};
+    train_progress_show(&w->progress, ev);
+    if (!train_record_event(&w->record, ev, &e)) fprintf(stderr, "warning: --tensorboard: %s\n", e.msg);
 }
 
-static int finish(const struct train_progress *p, const char *out, const char *dir)
+static int finish(const struct watch *w, const char *out, const char *dir)
 {
+    const struct train_progress *p = &w->progress;
+    struct err e = {0};
     switch (p->last) {
     case TRAIN_SUCCEEDED:
+        if (train_record_write(&w->record, out, &e)) fprintf(stderr, "warning: no record: %s\n", e.msg);
         train_offline_clear(dir);
         fprintf(stderr, "%s: written\n", out);
         return 0;
@@ -181,18 +199,21 @@ static int train(const struct settings *s, const struct train_params *params, in
     if (status) {
         /* it is said */
     } else if (o) {
-        struct train_progress progress;
-        train_progress_init(&progress, stderr, isatty(STDERR_FILENO));
-        progress.cost_per_hour = s->cost_per_hour;
+        struct watch watch;
+        train_progress_init(&watch.progress, stderr, isatty(STDERR_FILENO));
+        watch.progress.cost_per_hour = s->cost_per_hour;
+        train_record_init(&watch.record, s, &c.p);
+        if (batch_rows) watch.record.p.batch_tokens = train_batch_tokens(batch_rows, train_offline_report(o, false));
         show_report(&data, train_offline_report(o, false));
         show_report(&eval, train_offline_report(o, true));
         running = train_offline_train(o);
         signal(SIGINT, on_signal);
         signal(SIGTERM, on_signal);
-        train_run(running, on_event, &progress);
+        train_run(running, on_event, &watch);
         running = NULL;
         train_offline_close(o);
-        status = finish(&progress, s->out, dir.data);
+        status = finish(&watch, s->out, dir.data);
+        train_record_close(&watch.record);
     } else {
         status = cmd_fail(&e);
     }
@@ -202,8 +223,53 @@ static int train(const struct settings *s, const struct train_params *params, in
     return status;
 }
 
+/* ---- comparing --------------------------------------------------------------------------------------------------- */
+
+/* The record at the path: of a directory the file in it.  NULL and *e. */
+static cJSON *read_record(const char *path, struct err *e)
+{
+    struct stat st;
+    char *text = NULL, *file = stat(path, &st) == 0 && S_ISDIR(st.st_mode) ? file_join(path, TRAIN_RECORD_FILE) : NULL;
+    size_t n = 0;
+    cJSON *out = NULL;
+    if (!file_read(file ? file : path, TRAIN_RECORD_BYTES, &text, &n, e)) {
+        out = json_parse(text, n, e);
+        if (!out) err_prefix(e, "%s", file ? file : path);
+    }
+    free(text);
+    free(file);
+    return out;
+}
+
+static int compare(const struct settings *s)
+{
+    struct err e = {0};
+    struct train_compared two[2] = {0};
+    struct buf out = {0};
+    if (s->compare.n != 2) {
+        fprintf(stderr, "tandem: --compare: wants two jobs, not %d\nusage: %s\n", s->compare.n, usage);
+        return 2;
+    }
+    for (int i = 0; i < 2 && !e.code; i++) {
+        two[i].name = s->compare.v[i];
+        two[i].record = read_record(two[i].name, &e);
+        if (two[i].record) train_compare_check(&two[i], &e);
+    }
+    if (!e.code) {
+        if (s->json)
+            train_compare_json(&out, two, s->cost_per_hour);
+        else
+            train_compare_text(&out, two, s->cost_per_hour);
+        fwrite(out.data, 1, out.len, stdout);
+    }
+    for (int i = 0; i < 2; i++) json_free(two[i].record);
+    buf_free(&out);
+    return e.code ? cmd_fail(&e) : 0;
+}
+
 static int run(const struct settings *s, const cJSON *hyperparameters)
 {
+    if (s->compare.n) return compare(s);
     struct err e = {0};
     struct train_params p;
     int batch_rows = 0;

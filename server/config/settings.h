@@ -77,8 +77,9 @@ struct settings {
     char *lengths, *baseline, *check;
     bool bench_train, switches;
     char *method, *data, *format, *map, *from;
+    char *tensorboard;
     double cost_per_hour;
-    struct string_list train_data, eval_data;
+    struct string_list train_data, eval_data, compare;
     bool json, kl, ignore_eos, special, train_on_prompt, keep_duplicates, ready;
     int max_new_tokens, top_n, top_k, window, prompt_tokens, generate_tokens, repeat;
     double temperature, top_p, typical_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, within;

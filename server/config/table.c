@@ -282,6 +282,10 @@ static const struct setting_option table[] = {
      "learn prompts too, not only completions and the assistant's turns"},
     {"cost-per-hour", "Training", SETTING_NUMBER, AT(cost_per_hour), "0", 0, 1e6, NULL, CMD_TRAIN, true, "PRICE",
      "what an hour of this machine costs: the summary at the end says what the job cost; 0: not shown"},
+    {"tensorboard", "Training", SETTING_STRING, AT(tensorboard), NULL, 0, 0, NULL, CMD_TRAIN, true, "DIR",
+     "write the figures of each step into this directory, as event files of TensorBoard"},
+    {"compare", "Training", SETTING_LIST, AT(compare), NULL, 0, 0, NULL, CMD_TRAIN, true, "A B",
+     "train nothing: show how two finished jobs differ, by their output directories or records"},
     {"keep-duplicates", "Training", SETTING_BOOL, AT(keep_duplicates), "false", 0, 0, NULL, CMD_TRAIN, true, NULL,
      "keep rows that occur again"},
 
@@ -312,7 +316,7 @@ static const struct setting_option table[] = {
     {"layout", "Output", SETTING_CHOICE, AT(layout), "packed", 0, 0, "packed|canonical", CMD_QUANTIZE, true, "LAYOUT",
      "packed for the cpu device, which maps it: starts at once, shared by processes; canonical is for any device"},
     {"json", "Output", SETTING_BOOL, AT(json), "false", 0, 0, NULL,
-     CMD_GENERATE | CMD_TOKENIZE | CMD_PERPLEXITY | CMD_BENCH | CMD_MODELS | CMD_DOCTOR, true, NULL,
+     CMD_GENERATE | CMD_TOKENIZE | CMD_PERPLEXITY | CMD_BENCH | CMD_MODELS | CMD_DOCTOR | CMD_TRAIN, true, NULL,
      "print one JSON object"},
 };
 

@@ -33,8 +33,19 @@ def train(*args, **kw):
     return subprocess.run(command(*args), capture_output=True, cwd=ROOT, env=ENV, timeout=300, **kw)
 
 
+RECORD = "training_record.json"
+
+
 def files(directory):
-    return {p.name: p.read_bytes() for p in directory.iterdir()}
+    """Those that have no times in them."""
+    return {p.name: p.read_bytes() for p in directory.iterdir() if p.name != RECORD}
+
+
+def scalars(directory):
+    """{tag: {step: value}} as TensorBoard reads them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    board = EventAccumulator(str(directory)).Reload()
+    return {tag: {s.step: s.value for s in board.Scalars(tag)} for tag in board.Tags()["scalars"]}
 
 
 def losses(stderr):
@@ -106,6 +117,54 @@ def test_going_on_from_an_adapter(rows, tmp_path):
     first = train(rows, tmp_path / "three", "--max-steps", 1)
     assert losses(got.stderr)[0] < 0.95 * losses(first.stderr)[0]
     assert json.loads((tmp_path / "two/adapter_config.json").read_text())["r"] == 4
+
+
+@pytest.mark.parametrize("method", [["--target-modules", "q_proj,v_proj,lm_head"], ["--method", "full", "--optimizer", "muon"]], ids=["lora", "full"])
+def test_gradient_norms_by_group(rows, tmp_path, method):
+    """Each layer, embeddings and head; together the norm that is clipped."""
+    got = train(rows, tmp_path / "out", "--max-steps", 3, "--tensorboard", tmp_path / "board", *method)
+    assert got.returncode == 0, got.stderr.decode()
+    read = scalars(tmp_path / "board")
+    groups = {tag.removeprefix("grad_norm/") for tag in read if tag.startswith("grad_norm/")}
+    layers = json.loads((SMALL / "config.json").read_text())["num_hidden_layers"]
+    assert {g for g in groups if g.startswith("layer.")} == {f"layer.{i}" for i in range(layers)}
+    assert "head" in groups and groups - {"embeddings", "head"} == {f"layer.{i}" for i in range(layers)}
+    for step in (1, 2, 3):
+        together = sum(read[f"grad_norm/{g}"][step] ** 2 for g in groups) ** 0.5
+        assert together == pytest.approx(read["train/grad_norm"][step], rel=1e-5)
+        assert all(read[f"grad_norm/{g}"][step] > 0 for g in groups if g.startswith("layer."))
+    record = json.loads((tmp_path / "out" / RECORD).read_text())
+    assert record["grad_norms"].keys() == groups and record["step"] == 3 and record["usage"]["steps"] == 3
+
+
+def test_two_jobs_side_by_side(rows, tmp_path):
+    for name, *more in (["a", "--lora-r", 2], ["b", "--lora-r", 4, "--eval-fraction", "0.1", "--cost-per-hour", 2]):
+        assert train(rows, tmp_path / name, "--max-steps", 2, *more).returncode == 0
+
+    def compare(*args, status=0):
+        done = subprocess.run([BINARY, "train", "--compare", *map(str, args)], capture_output=True, cwd=tmp_path, env=ENV, timeout=60)
+        assert done.returncode == status, done.stderr.decode()
+        return (done.stderr if status else done.stdout).decode()
+    said = compare("a", "b")
+    assert re.search(r"^  lora_r +2 +4$", said, re.M) and re.search(r"^  eval_fraction +0 +0\.1$", said, re.M), said
+    assert re.search(r"^  best evaluation: loss +- +\d\.\d{4}$", said, re.M) and "tokens/s" in said and "of a step: backward, %" in said
+    assert "learning_rate" not in said
+    both = json.loads(compare("a", f"b/{RECORD}", "--json", "--cost-per-hour", "3600"))
+    assert both["a"] == "a" and {"name": "lora_r", "a": 2, "b": 4} in both["settings"]
+    figures = {f["name"]: f for f in both["figures"]}
+    record = json.loads((tmp_path / "b" / RECORD).read_text())
+    used = record["usage"]
+    assert figures["usage.peak_host_bytes"]["b"] == used["peak_host_bytes"] and figures["best_eval_loss"]["a"] is None
+    assert figures["cost"]["b"] == pytest.approx(used["seconds"] + used["evaluation_seconds"] + used["checkpoint_seconds"], rel=1e-4)
+    assert "no setting differs" in compare("a", "a")
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "broken.json").write_text('{"hyperparameters": {')
+    (tmp_path / "many.json").write_text(json.dumps({"hyperparameters": {f"x{i}": i for i in range(300)}}))
+    assert "many.json: hyperparameters has more than 256 members" in compare("a", "many.json", status=1)
+    assert "wants two jobs, not 1" in compare("a", status=2)
+    assert "list.json: not the record of a training job" in compare("a", "list.json", status=1)
+    assert "broken.json: malformed JSON at byte" in compare("broken.json", "a", status=1)
+    assert "nothing" in compare("a", "nothing", status=1)
 
 
 @pytest.mark.parametrize("method", [

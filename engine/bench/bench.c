@@ -80,6 +80,7 @@ static int open_engine(struct bench *b, struct err *e)
     c.max_seqs = c.max_queue = b->c.max_batch;
     c.max_total_tokens = b->prompt + b->generate + 1;
     c.no_prefix_cache = false;
+    c.speculate = NULL; /* what is measured is a step, not how far made-up texts repeat themselves */
     if (!(b->g = engine_open(&c, e)) || setup_pin(engine_setup(b->g), e)) return e->code;
     b->info = engine_info(b->g);
     struct model *model = &engine_setup(b->g)->model;

@@ -34,6 +34,8 @@ static void mask_ready(void *arg, uint64_t id)
 
 struct engine *engine_open(const struct engine_config *c, struct err *e)
 {
+    enum speculate speculate;
+    if (speculate_parse(c->speculate, &speculate, e)) return NULL;
     struct engine *g = mem_zalloc(sizeof *g);
     if (setup_open(&g->s, c, MORE_ROWS, e)) {
         free(g);
@@ -77,6 +79,7 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     for (g->id_mask = 63; g->id_mask < (uint32_t)(m->max_seqs + m->max_queue); g->id_mask = g->id_mask * 2 + 1) {
     }
     g->by_id = mem_array((size_t)g->id_mask + 1, sizeof *g->by_id);
+    g->speculate = speculate;
     g->stats.pages_total = g->now.pages_total = m->pages;
     g->share = (struct train_quantum){.budget_ns = 1e9 * (c->train_itl_budget > 0 ? c->train_itl_budget : 0.05),
                                       .slowdown = c->train_slowdown >= 1 ? c->train_slowdown : 1.2};

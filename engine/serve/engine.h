@@ -51,6 +51,8 @@ struct engine_config {
     int max_adapters;       /* loaded at once; 0: 64 */
     int max_lora_rank;      /* of an adapter; 0: 256 */
     bool no_prefix_cache;
+    const char *speculate; /* candidates from a text's own repetitions, verified several in a step; no text depends on
+                              it. NULL or "off"; "auto": where it saves time, on devices that use host memory; "on" */
     bool record_steps;   /* warm-up: capture the CUDA graphs of all decode batch sizes when opening, for up to a second,
                             so that the first requests do not wait for it (warmup.h); meant for long-running servers */
     bool verify_weights; /* compare every byte with the checksums `tandem quantize` wrote; an error where it has none */
@@ -292,7 +294,9 @@ struct engine_stats {
     bool device_lost;       /* every request ends with an error, and only a new process helps */
     size_t device_used;     /* of info's device_budget; beyond its device_base: adapters and training */
     uint64_t decode_tokens; /* computed to follow generated ones; the others are of prompts, or computed again */
-    uint64_t held_rows;     /* rows not sampled in a step because their mask was not there (masker.h) */
+    uint64_t proposed_tokens, accepted_tokens; /* candidates computed, and those that were right */
+    double saved_steps;                        /* steps that these would have taken, each shared by its sequences */
+    uint64_t held_rows; /* rows not sampled in a step because their mask was not there (masker.h) */
 };
 
 extern const histogram_bounds engine_step_seconds_bounds, engine_step_tokens_bounds, engine_step_seqs_bounds;

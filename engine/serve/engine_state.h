@@ -14,6 +14,7 @@
 #include "engine/serve/request.h"
 #include "engine/serve/sched.h"
 #include "engine/serve/setup.h"
+#include "engine/serve/speculate.h"
 #include "engine/serve/step_times.h"
 #include "engine/serve/train_quantum.h"
 #include "engine/serve/trainer_thread.h"
@@ -89,6 +90,10 @@ struct engine {
     uint32_t id_mask;
     struct train_quantum share;
     struct step_times times;
+    enum speculate speculate;
+    struct speculate_pace pace;
+    bool decodes;            /* in this step every sequence has one known token to compute, and generates */
+    int n_drafts;            /* candidates of this step */
     uint64_t mask_until;     /* clock: how long masks may be made on this thread */
     struct engine_stats now; /* what stats becomes at the end of the step */
 
@@ -115,6 +120,8 @@ void engine_end_request(struct engine *, struct request *, enum finish_reason wh
 void engine_end_preempted(struct engine *);
 
 /* step.c, stats.c, by the engine thread */
+/* Adds candidates to the plan. */
+void engine_speculate(struct engine *, const struct plan *);
 void engine_run_step(struct engine *, const struct plan *);
 void engine_publish(struct engine *, const struct plan *); /* stats and debug state; plan NULL: no step was planned */
 

@@ -41,6 +41,7 @@ int engine_step_once(struct engine *g, bool wait)
     if (engine_lost(g)) engine_end_all(g);
     const struct plan *p = sched_step(&g->sched);
     if (p->n_preempted) engine_end_preempted(g);
+    engine_speculate(g, p);
     int n = p->n, tokens = p->n_tokens; /* copied: the plan is not valid once its requests have ended */
     if (n) engine_run_step(g, p);
     engine_publish(g, p); /* before the events: a client that saw its request end must see its pages free */

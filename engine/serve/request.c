@@ -202,6 +202,7 @@ void request_free(struct request *r)
     if (!r) return;
     masked_free(r->masked);
     buf_free(&r->tail);
+    ngrams_close(&r->guess.index);
     free(r->counts);
     free(r->count_slot);
     free(r);
@@ -212,7 +213,7 @@ void request_free(struct request *r)
 void request_sample_row(struct request *r, int pos, struct sample_row *row)
 {
     const struct sampling_params *s = &r->sampling;
-    bool last = pos + 1 == r->seq.n_known;
+    bool last = pos + 1 >= r->seq.n_known;
     int n_before = pos + 1 - r->n_prompt; /* generated tokens, including those not emitted yet */
     *row = (struct sample_row){
         .top_p = 1, .typical_p = 1, .repetition = 1, .forced = last ? -1 : r->tokens[pos + 1], .top_n = r->top_n};
@@ -370,6 +371,11 @@ enum finish_reason request_token(struct request *r, const struct sample_out *o, 
     r->seq.first_row = r->n_prompt + r->n_generated - 1;
     r->seq.generates = true;
     return v.finish;
+}
+
+bool request_samples_ahead(const struct request *r)
+{
+    return !r->masked && !penalised(&r->sampling);
 }
 
 bool request_may_force(const struct request *r)

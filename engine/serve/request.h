@@ -10,6 +10,7 @@
 #include "engine/serve/events.h"
 #include "engine/serve/masker.h"
 #include "engine/serve/sched.h"
+#include "engine/serve/speculate.h"
 #include "kernels/ops.h"
 
 struct stop_text {
@@ -52,6 +53,8 @@ struct request {
     size_t cap_counts;
     uint32_t count_mask;
 
+    struct speculation guess;
+
     struct stop_text stop[ENGINE_STOP_MAX];
     int32_t stop_ids[ENGINE_STOP_MAX];
     int n_stop, n_stop_ids;
@@ -71,7 +74,7 @@ struct request *request_new_pooled(const struct gen_request *, const struct engi
 /* @return whether a pooled request needs only its last position. */
 bool request_pools_last(const struct poolings *);
 
-/* Sets the sampling parameters of the row that follows the token at `pos`. */
+/* Sets the sampling parameters of the row that follows the token at `pos`, a candidate's too. */
 void request_sample_row(struct request *, int pos, struct sample_row *row);
 
 /* After the row of the prompt token at `pos` was computed: emits EV_PROMPT for token pos + 1 (for token 0 first). */
@@ -82,6 +85,10 @@ void request_prompt_row(struct request *, int pos, const struct sample_out *, co
  * EV_TOKEN.  @return FINISH_NONE unless the text ends with it. */
 enum finish_reason request_token(struct request *, const struct sample_out *, const struct engine_info *,
                                  const struct tokenizer *, struct events *, uint64_t now, int *stop_index);
+
+/* @return whether the row after a candidate can be sampled before the candidate is accepted: neither a mask nor
+ * penalties depend on it. */
+bool request_samples_ahead(const struct request *);
 
 /* @return whether tokens may be forced; false when it has parameters that act on the sampling of each token. */
 bool request_may_force(const struct request *);

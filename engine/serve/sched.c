@@ -60,7 +60,7 @@ static void plan_add(struct sched *s, struct seq *q, int others)
     if (!sched_grow(s, q, q->n_computed + n)) return;
     int rows = q->no_rows ? 0 : rows_of(q, n);
     q->planned = s->step;
-    p->v[p->n++] = (struct plan_item){q, q->n_computed, n, rows};
+    p->v[p->n++] = (struct plan_item){q, q->n_computed, n, rows, 0};
     p->n_tokens += n;
     p->n_rows += rows;
     client_charge(s->clients, q->owner, n + rows);
@@ -259,6 +259,40 @@ void sched_commit(struct sched *s)
         q->n_computed += s->plan.v[i].n;
         register_pages(s, q);
     }
+}
+
+int sched_speculate(struct sched *s, int i, int n)
+{
+    struct plan *p = &s->plan;
+    CHECK(i < p->n);
+    struct plan_item *it = p->v + i;
+    struct seq *q = it->seq;
+    CHECK(it->rows > 0 && it->start + it->n == q->n_known && !it->drafts);
+    int tokens = s->c.max_batch_tokens - p->n_tokens, rows = s->c.max_rows - p->n_rows;
+    if (n > tokens) n = tokens;
+    if (n > rows) n = rows;
+    if (s->c.near_len && !sched_is_far(q) && n > s->c.near_len - q->n_known) n = s->c.near_len - q->n_known;
+    /* pages are left for each running sequence to grow by one */
+    while (n > 0 && q->n_pages * KV_PAGE < q->n_known + n) {
+        int32_t page = kv_available(s->kv) > s->n_running ? kv_alloc(s->kv) : -1;
+        if (page < 0)
+            n = q->n_pages * KV_PAGE - q->n_known;
+        else
+            seq_add_page(q, page);
+    }
+    if (n <= 0) return 0;
+    it->drafts = n;
+    p->n_tokens += n;
+    p->n_rows += n;
+    return n;
+}
+
+void sched_accept(struct sched *s, struct seq *q)
+{
+    CHECK(q->n_computed < q->n_known && q->n_computed < q->n_pages * KV_PAGE);
+    q->n_computed++;
+    register_pages(s, q);
+    client_charge(s->clients, q->owner, 2);
 }
 
 void sched_defer(struct sched *s, int i)

@@ -75,6 +75,7 @@ struct plan_item {
     struct seq *seq;
     int start, n; /* tokens [start, start + n) of the sequence */
     int rows;     /* logits are computed for the last `rows` of them */
+    int drafts;   /* candidates computed behind them, each with its row of logits (sched_speculate) */
 };
 
 struct plan {
@@ -122,6 +123,14 @@ void sched_remove(struct sched *, struct seq *); /* any -> SEQ_IDLE; releases it
 
 /* @return the plan of the next step, valid until the next call; n == 0: no sequence can run now. */
 const struct plan *sched_step(struct sched *);
+
+/* Adds up to n candidates to the plan's item i, whose last known token is computed: tokens [n_known, n_known + n) of
+ * the sequence, which the caller writes.  Takes free pages for them but preempts nobody.  @return how many there is
+ * room for. */
+int sched_speculate(struct sched *, int i, int n);
+/* After sched_commit: the token behind the computed ones was a candidate and has become a known one, so it counts as
+ * computed too.  The next steps write over the keys and values of the other candidates. */
+void sched_accept(struct sched *, struct seq *);
 
 /* After the plan was computed: counts its tokens as computed and registers full pages in the prefix cache.  Not called
  * after a step that failed: its sequences are removed, so that no half-written page is registered. */

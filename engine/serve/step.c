@@ -64,13 +64,28 @@ static void await_masks(const struct engine *g, const struct plan *p, uint64_t s
     }
 }
 
-static void fill_rows(struct engine *g, const struct plan *p)
+static void sample(struct engine *g, int row, int n)
 {
-    int r = 0;
+    struct mat logits = g->s.model.logits;
+    logits.p = (float *)logits.p + (size_t)row * (size_t)logits.ld;
+    logits.rows = n;
+    if (n) op_sample(g->s.model.d, (struct sample_args){logits, g->rows + row, g->outs + row});
+}
+
+/* Samples every row but those that wait for the candidate before them to be accepted (verify). */
+static void sample_rows(struct engine *g, const struct plan *p)
+{
+    int from = 0, r = 0;
     for (int i = 0; i < p->n; i++) {
         const struct plan_item *it = &p->v[i];
-        for (int k = it->n - it->rows; k < it->n; k++) request_sample_row(request_of(it), it->start + k, &g->rows[r++]);
+        struct request *q = request_of(it);
+        int ahead = request_samples_ahead(q) ? it->drafts : 0;
+        for (int k = it->n - it->rows; k < it->n + ahead; k++) request_sample_row(q, it->start + k, &g->rows[r++]);
+        if (ahead == it->drafts) continue;
+        sample(g, from, r - from);
+        from = r += it->drafts;
     }
+    sample(g, from, r - from);
 }
 
 /* After a token was chosen: advances the request's mask, and takes forced tokens if it is ready. */
@@ -90,42 +105,90 @@ static void end_unsampled(struct engine *g, struct request *r)
         engine_end_request(g, r, FINISH_EOS, -1, NULL);
 }
 
-/* Turns the sampled rows of one sequence into events: prompt log-probabilities, forced tokens, then the new token. */
-static void deliver(struct engine *g, const struct plan_item *it, const struct sample_out *out, uint64_t now)
+/* Turns the sampled row that follows the token at `pos` into events.  @return whether the request goes on. */
+static bool deliver_row(struct engine *g, struct request *r, int pos, const struct sample_out *out, uint64_t now)
+{
+    int last = r->seq.n_known - 1;
+    if (pos + 1 < r->n_prompt) {
+        request_prompt_row(r, pos, out, g->s.tokenizer, &g->events);
+        return true;
+    }
+    if (pos == last && r->unsampled) {
+        end_unsampled(g, r);
+        return false;
+    }
+    if (out->id == SAMPLE_NONE && pos == last && r->masked && masked_accepts(r->masked)) {
+        engine_end_request(g, r, FINISH_EOS, -1, NULL); /* complete: biases ban every token that may follow */
+        return false;
+    }
+    if (out->id < 0) {
+        engine_end_request(g, r, FINISH_ERROR, -1,
+                           out->id == SAMPLE_NONE ? "logit_bias or the penalties leave no token to choose"
+                                                  : "the model produced no finite logit");
+        return false;
+    }
+    int stop_index;
+    enum finish_reason why = request_token(r, out, &g->s.info, g->s.tokenizer, &g->events, now, &stop_index);
+    g->now.generated_tokens++;
+    g->now.forced_tokens += pos < last;
+    if (why == FINISH_NONE && r->expired) why = events_last(&g->events)->finish = FINISH_TIMEOUT;
+    if (why != FINISH_NONE) {
+        engine_end_request(g, r, why, stop_index, NULL);
+        return false;
+    }
+    if (pos == last && r->masked) next_mask(g, r, out->id);
+    return true;
+}
+
+/* Whether the row that follows the token at `pos` can be sampled now; otherwise the token is computed again in a later
+ * step, as if there had been no candidates. */
+static bool can_sample(const struct engine *g, const struct request *r, int pos)
+{
+    int near_len = g->sched.c.near_len;
+    if (near_len && r->seq.n_known > near_len && !sched_is_far(&r->seq)) return false; /* it begins anew */
+    if (!r->masked || pos + 1 < r->seq.n_known) return true;
+    return masked_poll(r->masked, 0) == MASK_READY && masked_bits(r->masked);
+}
+
+/* Samples the row of an accepted candidate that depends on the candidate.  @return false: the device failed, and the
+ * request has ended. */
+static bool sample_accepted(struct engine *g, struct request *r, int pos, int row)
+{
+    request_sample_row(r, pos, &g->rows[row]);
+    sample(g, row, 1);
+    if (g->s.model.d->ops->finish(g->s.model.d) == 0) return true;
+    engine_end_request(g, r, FINISH_ERROR, -1, engine_take_failure(g));
+    return false;
+}
+
+/* The rows of candidates, from row `row` of the step on: as long as each candidate is the token that was chosen in its
+ * place, its row is that of the text, and is delivered. */
+static void verify(struct engine *g, struct request *r, int drafts, int row, uint64_t now)
+{
+    struct speculation *guess = &r->guess;
+    int right = 0;
+    bool ahead = request_samples_ahead(r), goes_on = true;
+    for (; goes_on && right < drafts; right++) {
+        int pos = r->seq.n_computed;
+        if (r->tokens[pos] != guess->v[right] || !can_sample(g, r, pos)) break;
+        if (!ahead && !sample_accepted(g, r, pos, row + right)) return;
+        sched_accept(&g->sched, &r->seq);
+        goes_on = deliver_row(g, r, pos, &g->outs[row + right], now);
+    }
+    g->now.accepted_tokens += (uint64_t)right;
+    g->now.decode_tokens += (uint64_t)right;
+    if (goes_on) speculation_learn(guess, drafts, right);
+}
+
+/* Delivers the rows of one sequence, `row` and on of the step: prompt log-probabilities, forced tokens, then the new
+ * token, then those of candidates. */
+static void deliver(struct engine *g, const struct plan_item *it, int row, uint64_t now)
 {
     struct request *r = request_of(it);
-    int last = r->seq.n_known - 1;
-    for (int k = it->n - it->rows; k < it->n; k++, out++) {
-        int pos = it->start + k;
-        if (pos + 1 < r->n_prompt) {
-            request_prompt_row(r, pos, out, g->s.tokenizer, &g->events);
-            continue;
-        }
-        if (pos == last && r->unsampled) {
-            end_unsampled(g, r);
-            return;
-        }
-        if (out->id == SAMPLE_NONE && pos == last && r->masked && masked_accepts(r->masked)) {
-            engine_end_request(g, r, FINISH_EOS, -1, NULL); /* complete: biases ban every token that may follow */
-            return;
-        }
-        if (out->id < 0) {
-            engine_end_request(g, r, FINISH_ERROR, -1,
-                               out->id == SAMPLE_NONE ? "logit_bias or the penalties leave no token to choose"
-                                                      : "the model produced no finite logit");
-            return;
-        }
-        int stop_index;
-        enum finish_reason why = request_token(r, out, &g->s.info, g->s.tokenizer, &g->events, now, &stop_index);
-        g->now.generated_tokens++;
-        g->now.forced_tokens += pos < last;
-        if (why == FINISH_NONE && r->expired) why = events_last(&g->events)->finish = FINISH_TIMEOUT;
-        if (why != FINISH_NONE) {
-            engine_end_request(g, r, why, stop_index, NULL);
-            return;
-        }
-        if (pos == last && r->masked) next_mask(g, r, out->id);
-    }
+    bool held = r->seq.blocked;
+    for (int k = it->n - it->rows; k < it->n; k++, row++)
+        if (!deliver_row(g, r, it->start + k, &g->outs[row], now)) return;
+    if (it->drafts && !held) verify(g, r, it->drafts, row, now);
 }
 
 /* Adds the hidden states of one sequence, from row `row` of the step, to its pooling. */
@@ -156,13 +219,56 @@ static void build(struct engine *g, const struct plan *p)
                                              s->pages,
                                              s->n_pages,
                                              it->start,
-                                             it->n,
-                                             it->rows,
+                                             it->n + it->drafts,
+                                             it->rows + it->drafts,
                                              s->lora,
                                              sched_is_far(s) ? g->s.model.c.near_len : 0,
                                              request_of(it)->types};
     }
     step_batch_build(&g->batch, g->s.model.d, g->seqs, p->n);
+}
+
+/* @return how many of the tokens that may follow the request's text were found, to guess.v. */
+static int propose(struct request *r, int most)
+{
+    struct speculation *s = &r->guess;
+    int n = r->seq.n_known, room = r->n_prompt + r->max_new - n - 1; /* after the last token no row is needed */
+    if (!s->index.head && !s->closed) s->closed = !ngrams_open(&s->index, r->n_prompt + r->max_new);
+    if (s->closed || !ngrams_add(&s->index, r->tokens, n)) return 0;
+    int want = speculation_wants(s, room < most ? room : most);
+    return ngrams_propose(&s->index, r->tokens, n, want, s->v);
+}
+
+void engine_speculate(struct engine *g, const struct plan *p)
+{
+    bool decodes = p->n && plan_decodes(p);
+    for (int i = 0; i < p->n && decodes; i++) {
+        const struct plan_item *it = &p->v[i];
+        decodes = it->seq->generates && it->rows && it->start + it->n == it->seq->n_known;
+    }
+    g->decodes = decodes;
+    g->n_drafts = 0;
+    if (!decodes) return;
+    int rows = speculate_rows(&g->pace, g->speculate, dev_host_memory(g->s.model.d), p->n), each = (rows - p->n) / p->n;
+    for (int i = 0; i < p->n && each; i++) {
+        struct request *r = request_of(&p->v[i]);
+        int n = sched_speculate(&g->sched, i, propose(r, each < SPECULATE_MAX ? each : SPECULATE_MAX));
+        for (int k = 0; k < n; k++) r->tokens[r->seq.n_known + k] = r->guess.v[k];
+        g->n_drafts += n;
+    }
+    g->now.proposed_tokens += (uint64_t)g->n_drafts;
+}
+
+/* After a step: what its candidates cost and gained. */
+static void note_speculation(struct engine *g, int n_seqs, uint64_t start, uint64_t generated, uint64_t accepted)
+{
+    double ns = (double)(clock_now() - start);
+    if (!g->decodes) return;
+    g->now.saved_steps += (double)(g->now.accepted_tokens - accepted) / n_seqs;
+    if (g->n_drafts)
+        speculate_took(&g->pace, n_seqs, (int)(g->now.generated_tokens - generated), ns);
+    else
+        speculate_plain(&g->pace, n_seqs, ns);
 }
 
 void engine_run_step(struct engine *g, const struct plan *p)
@@ -179,11 +285,8 @@ void engine_run_step(struct engine *g, const struct plan *p)
     debug_state_phase(&g->look, enqueues ? "enqueue" : "forward", &mark);
     if (p->n_rows) {
         await_masks(g, p, start);
-        fill_rows(g, p);
         debug_state_phase(&g->look, "masks", &mark);
-        struct mat logits = g->s.model.logits;
-        logits.rows = p->n_rows;
-        op_sample(g->s.model.d, (struct sample_args){logits, g->rows, g->outs});
+        sample_rows(g, p);
         debug_state_phase(&g->look, enqueues ? "enqueue sampling" : "sample", &mark);
     }
     if (g->s.model.d->ops->finish(g->s.model.d)) {
@@ -195,21 +298,23 @@ void engine_run_step(struct engine *g, const struct plan *p)
             if (p->v[i].seq->blocked) sched_defer(&g->sched, i), g->now.held_rows++;
         sched_took(&g->sched, clock_now() - start);
         sched_commit(&g->sched);
-        const struct sample_out *out = g->outs;
+        uint64_t generated = g->now.generated_tokens, accepted = g->now.accepted_tokens;
         uint64_t now = clock_now(), share = (now - start) / MASK_SHARE;
         g->mask_until = now + (share > MASK_NS_MIN ? share : MASK_NS_MIN);
-        for (int i = 0, row = 0; i < p->n; i++) {
-            int held = p->v[i].seq->blocked, n = p->v[i].n + held, rows = p->v[i].rows + held;
+        for (int i = 0, row = 0, out = 0; i < p->n; i++) {
+            int held = p->v[i].seq->blocked, more = held + p->v[i].drafts;
+            int n = p->v[i].n + more, rows = p->v[i].rows + more;
             struct request *r = request_of(&p->v[i]);
             if (r->pooling.n)
                 deliver_hidden(g, &p->v[i], row);
-            else if (held && r->expired && rows == 1) /* it gets no token in this step */
+            else if (held && r->expired && p->v[i].rows == 0) /* it gets no token in this step */
                 engine_end_request(g, r, FINISH_TIMEOUT, -1, NULL);
             else
                 deliver(g, &p->v[i], out, now);
             row += n;
             out += rows;
         }
+        note_speculation(g, p->n, start, generated, accepted);
     }
     debug_state_phase(&g->look, "deliver", &mark);
     debug_state_end(&g->look, &g->now);

@@ -88,6 +88,7 @@ struct engine_config cmd_engine_config(const struct settings *s)
         .max_queue = s->max_queue,
         .max_total_tokens = s->max_total_tokens,
         .no_prefix_cache = !s->prefix_cache,
+        .speculate = s->speculate,
         .verify_weights = s->verify_weights,
         .train_itl_budget = s->train_itl_budget_ms / 1000,
         .train_slowdown = s->train_slowdown,

@@ -50,6 +50,7 @@ struct settings {
     int max_seqs, max_batch_tokens, max_prefill_tokens, max_queue, max_queue_tokens, max_total_tokens;
     double max_wait; /* seconds */
     bool prefix_cache;
+    char *speculate;
     /* adapters */
     char *adapters, *adapter_dir;
     int max_adapters, max_lora_rank;

@@ -1,0 +1,372 @@
+/* Speculation: texts, log-probabilities and reasons to end are the same bits with it and without, whatever a request
+ * asks for; how many candidates are proposed, and when.
+ *
+ *   speculate_test MODELS_DIR [REQUESTS] */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "engine/base/buf.h"
+#include "engine/base/file.h"
+#include "engine/model/adapter.h"
+#include "engine/serve/engine.h"
+#include "engine/serve/speculate.h"
+#include "tests/grammar/json_grammar.h"
+#include "tests/unit/engine/serve/engine_rig.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static const char *models;
+static int n_jobs = 64;
+static char adapter_dir[] = "/tmp/tandem-test-XXXXXX";
+
+enum { MAX_TOKENS = 300, TOPS = 3 };
+
+struct reply {
+    int n, n_prompt, stop_index;
+    int32_t ids[MAX_TOKENS];
+    float logprobs[MAX_TOKENS], prompt_logprobs[MAX_TOKENS];
+    struct top_token top[MAX_TOKENS * TOPS];
+    int n_top;
+    struct buf text;
+    enum finish_reason finish;
+};
+
+static void take_event(const struct event_batch *b, const struct event *v)
+{
+    struct reply *y = v->user;
+    if (v->kind == EV_PROMPT) {
+        y->prompt_logprobs[y->n_prompt++] = v->logprob;
+    } else if (v->kind == EV_TOKEN) {
+        y->ids[y->n] = v->token;
+        y->logprobs[y->n++] = v->logprob;
+        for (int i = 0; i < v->n_top; i++) y->top[y->n_top++] = b->top[v->top + (uint32_t)i];
+        buf_append(&y->text, b->text + v->text, v->gen_len);
+    } else {
+        y->finish = v->finish;
+        y->stop_index = v->stop_index;
+    }
+}
+
+static void assert_same(const char *what, int i, const struct reply *a, const struct reply *b)
+{
+    bool same = a->n == b->n && a->n_prompt == b->n_prompt && a->n_top == b->n_top && a->finish == b->finish &&
+                a->stop_index == b->stop_index && a->text.len == b->text.len;
+    same = same && !memcmp(a->ids, b->ids, (size_t)a->n * sizeof *a->ids) &&
+           !memcmp(a->logprobs, b->logprobs, (size_t)a->n * sizeof *a->logprobs) &&
+           !memcmp(a->prompt_logprobs, b->prompt_logprobs, (size_t)a->n_prompt * sizeof *a->prompt_logprobs) &&
+           !memcmp(a->top, b->top, (size_t)a->n_top * sizeof *a->top) &&
+           (!a->text.len || !memcmp(a->text.data, b->text.data, a->text.len));
+    if (!same)
+        fail_msg("%s: request %d has another result:\n%.*s\n%.*s", what, i, (int)a->text.len, a->text.data,
+                 (int)b->text.len, b->text.data);
+}
+
+/* ---- requests of every kind ---- */
+
+enum kind { GREEDY, SAMPLED, PENALISED, ADAPTED, CONSTRAINED, REPORTED, STOPPED, ALL, KINDS };
+
+static const char *const stories[] = {
+    "Tom saw a red ball. Tom said, \"I like the red ball.\" Tom saw a red ball. Tom said, \"I like the red ball.\" Tom",
+    "Once upon a time, there was a little girl named Lily. She loved to play. Once upon a time, there was",
+    "Sam had a cat. The cat was big. Sam had a dog. The dog was big. Sam had a cow. The cow was",
+    "One day, a bird sat in a tree. One day, a bird sat in a tree. One day, a bird",
+};
+
+static const char *const patterns[] = {"(The (cat|dog) (sat|ran)\\. ){3,12}", "(\"[^\"]{0,40}\",? ?){1,4}", NULL,
+                                       "([A-Z][a-z]{1,6} and )+the end\\."};
+
+static struct grammar *grammars[4];
+
+static struct gen_request request_of_job(struct rig *r, int i, int32_t *prompt)
+{
+    static const char *const stops[] = {"Lily", "."};
+    enum kind k = (enum kind)(i % KINDS);
+    int n = encode(r, stories[i / KINDS % 4], prompt) - i / (4 * KINDS) % 7;
+    struct gen_request q = {.prompt = prompt,
+                            .n_prompt = n,
+                            .max_new_tokens = 12 + i * 7 % 60,
+                            .ignore_eos = i % 3 != 0,
+                            .client = (uint64_t)i % 3,
+                            .sampling = {.temperature = 1, .top_p = 1, .typical_p = 1, .repetition = 1}};
+    q.sampling.sample = k == SAMPLED || k == REPORTED || k == ALL || (i / KINDS % 2 && k != GREEDY);
+    q.sampling.temperature = i % 4 == 1 ? 0.8f : 0.4f;
+    q.sampling.top_p = i % 5 == 0 ? 0.9f : 1;
+    q.sampling.seed = (uint64_t)i + 1;
+    if (k == PENALISED || k == ALL) {
+        q.sampling.repetition = 1.02f;
+        q.sampling.frequency = i % 2 ? 0.1f : 0;
+        q.sampling.presence = -0.2f;
+    }
+    if (k == ADAPTED || k == ALL) q.adapter = i / KINDS % 2 ? "other" : "some";
+    if (k == CONSTRAINED || k == ALL) q.grammar = grammars[i / KINDS % 4];
+    if (k == REPORTED || k == ALL) q.top_n = TOPS;
+    q.prompt_logprobs = k == REPORTED;
+    if (k == STOPPED) {
+        q.stop = stops;
+        q.n_stop = 1 + i / KINDS % 2;
+        q.min_new_tokens = i / KINDS % 3 * 8;
+    }
+    return q;
+}
+
+static void submit(struct rig *r, int i, struct reply *y)
+{
+    struct err e = {0};
+    int32_t prompt[MAX_TOKENS];
+    struct gen_request q = request_of_job(r, i, prompt);
+    *y = (struct reply){0};
+    q.user = y;
+    if (!engine_submit(r->g, &q, &e)) fail_msg("%s", e.msg);
+    r->left++;
+}
+
+static void open_with_adapters(struct rig *r, struct engine_config c)
+{
+    struct err e = {0};
+    rig_open(r, c);
+    static const char *const names[] = {"some", "other"};
+    for (int i = 0; i < 2; i++) {
+        char *dir = file_join(adapter_dir, names[i]);
+        if (engine_adapter_load(r->g, names[i], dir, NULL, &e)) fail_msg("%s", e.msg);
+        free(dir);
+    }
+}
+
+/* Candidates accepted by requests of each kind, when each runs alone; NULL: all run together. */
+static struct engine_stats run_jobs(struct engine_config c, struct reply *y, uint64_t *accepted)
+{
+    struct rig r;
+    struct engine_stats s = {0};
+    open_with_adapters(&r, c);
+    for (int i = 0; i < n_jobs; i++) {
+        uint64_t before = s.accepted_tokens;
+        submit(&r, i, &y[i]);
+        if (accepted) {
+            run_out(&r);
+            engine_stats_read(r.g, &s);
+            accepted[i % KINDS] += s.accepted_tokens - before;
+        } else if (i % 5 == 4) {
+            pump(&r);
+        }
+    }
+    run_out(&r);
+    engine_stats_read(r.g, &s);
+    assert_int_equal(s.pages_used, 0);
+    rig_close(&r);
+    return s;
+}
+
+static void free_all(struct reply *y)
+{
+    for (int i = 0; i < n_jobs; i++) buf_free(&y[i].text);
+}
+
+static void compare(const char *what, struct engine_config c, const struct reply *want, uint64_t *accepted,
+                    struct engine_stats *s)
+{
+    struct reply *got = calloc((size_t)n_jobs, sizeof *got);
+    *s = run_jobs(c, got, accepted);
+    for (int i = 0; i < n_jobs; i++) assert_same(what, i, &got[i], &want[i]);
+    free_all(got);
+    free(got);
+}
+
+static void test_no_text_changes(void **state)
+{
+    struct engine_config c = base_config(models);
+    struct reply *want = calloc((size_t)n_jobs, sizeof *want);
+    uint64_t accepted[KINDS] = {0};
+    c.max_queue = n_jobs;
+    struct engine_stats s = run_jobs(c, want, NULL);
+    assert_int_equal(s.proposed_tokens, 0);
+    c.speculate = "on";
+    compare("one at a time", c, want, accepted, &s);
+    for (int k = 0; k < KINDS; k++)
+        if (!accepted[k]) fail_msg("no candidate of kind %d was accepted", k);
+    assert_true(s.accepted_tokens < s.proposed_tokens && s.saved_steps == (double)s.accepted_tokens);
+    c.max_seqs = 6;
+    compare("six at a time", c, want, NULL, &s);
+    assert_true(s.accepted_tokens > 0 && s.saved_steps < (double)s.accepted_tokens);
+    c.kv_pages = 20; /* too few for six */
+    c.threads = 1;
+    compare("few pages", c, want, NULL, &s);
+    assert_true(s.accepted_tokens > 0 && s.preemptions > 0);
+    c.kv_pages = 0;
+    c.max_seqs = 40;
+    c.speculate = "auto";
+    c.no_prefix_cache = true;
+    compare("where it saves time", c, want, NULL, &s);
+    free_all(want);
+    free(want);
+}
+
+/* windows, rotary tables that change with the length of the text, quantised weights and caches, experts */
+static void test_families(void **state)
+{
+    static const struct {
+        const char *model, *quantize, *kv;
+    } v[] = {{"phi3", NULL, "f32"},    {"llama-dynamic", "int8", "f16"}, {"qwen3-sliding", "int4", "int8"},
+             {"gemma3", NULL, "bf16"}, {"qwen2-moe", NULL, "f32"},       {"gpt2", "nf4", "f16"}};
+    for (size_t m = 0; m < sizeof v / sizeof *v; m++) {
+        struct reply want = {0}, got = {0};
+        char *dir = file_join(models, v[m].model);
+        struct engine_stats s;
+        for (int on = 0; on < 2; on++) {
+            struct rig r;
+            struct err e = {0};
+            struct engine_config c = base_config(models);
+            c.model = dir;
+            c.quantize = v[m].quantize;
+            c.kv_type = v[m].kv;
+            c.speculate = on ? "on" : "off";
+            rig_open(&r, c);
+            int32_t prompt[24];
+            for (int i = 0; i < 24; i++) prompt[i] = 5 + i * 3 % 12;
+            int most = engine_info(r.g)->max_total_tokens - 24;
+            struct gen_request q = {.prompt = prompt,
+                                    .n_prompt = 24,
+                                    .max_new_tokens = most < 200 ? most : 200,
+                                    .ignore_eos = true,
+                                    .top_n = 1,
+                                    .user = on ? &got : &want,
+                                    .sampling = {.temperature = 1, .top_p = 1, .typical_p = 1, .repetition = 1}};
+            if (!engine_submit(r.g, &q, &e)) fail_msg("%s", e.msg);
+            r.left = 1;
+            run_out(&r);
+            engine_stats_read(r.g, &s);
+            rig_close(&r);
+        }
+        assert_same(v[m].model, 0, &got, &want);
+        if (!s.accepted_tokens) fail_msg("%s: no candidate was accepted", v[m].model);
+        buf_free(&want.text);
+        buf_free(&got.text);
+        free(dir);
+    }
+}
+
+/* ---- how many, and when ---- */
+
+static void test_a_request_adapts(void **state)
+{
+    struct speculation s = {0};
+    int first = speculation_wants(&s, 100), steps = 0;
+    assert_true(first > 0 && first < SPECULATE_MAX);
+    assert_int_equal(speculation_wants(&s, 1), 1);
+    for (int i = 0; i < 5; i++) speculation_learn(&s, speculation_wants(&s, 100), speculation_wants(&s, 100));
+    assert_int_equal(speculation_wants(&s, 100), SPECULATE_MAX);
+    speculation_learn(&s, 15, 2);
+    assert_int_equal(speculation_wants(&s, 100), 3);
+    for (int i = 0; i < 20; i++) speculation_learn(&s, 2, 0);
+    while (!speculation_wants(&s, 100)) steps++;
+    assert_true(steps >= 16 && steps < 64); /* one that never succeeds is tried now and then */
+    s.closed = true;
+    assert_int_equal(speculation_wants(&s, 100), 0);
+}
+
+static void test_losses_are_bounded(void **state)
+{
+    struct speculate_pace p = {0};
+    double spent = 0, plain = 0;
+    assert_int_equal(speculate_rows(&p, SPECULATE_AUTO, true, 2), 2); /* nothing is known yet */
+    assert_true(speculate_rows(&p, SPECULATE_ON, true, 2) > 2);
+    assert_int_equal(speculate_rows(&p, SPECULATE_OFF, true, 2), 2);
+    for (int i = 0; i < 100000; i++) { /* candidates make a step half as long again, and are never right */
+        bool tries = speculate_rows(&p, SPECULATE_AUTO, true, 2) > 2;
+        spent += tries ? 1.5e6 : 1e6;
+        plain += 1e6;
+        if (tries)
+            speculate_took(&p, 2, 2, 1.5e6);
+        else
+            speculate_plain(&p, 2, 1e6);
+    }
+    assert_true(spent < 1.01 * plain && spent > plain);
+    for (int i = 0; i < 200; i++) { /* then they are */
+        if (speculate_rows(&p, SPECULATE_AUTO, true, 2) > 2)
+            speculate_took(&p, 2, 10, 1.5e6);
+        else
+            speculate_plain(&p, 2, 1e6);
+    }
+    assert_true(p.credit_ns > 0);
+    assert_int_equal(speculate_rows(&p, SPECULATE_AUTO, false, 2), 2);
+    assert_int_equal(speculate_rows(&p, SPECULATE_ON, false, 2), SPECULATE_ROWS_EXACT);
+    assert_int_equal(speculate_rows(&p, SPECULATE_ON, true, SPECULATE_SEQS + 1), SPECULATE_SEQS + 1);
+    assert_int_equal(speculate_rows(&p, SPECULATE_ON, true, 0), 0);
+}
+
+static void test_names(void **state)
+{
+    struct err e = {0};
+    enum speculate how;
+    assert_true(speculate_parse(NULL, &how, &e) == 0 && how == SPECULATE_OFF);
+    assert_true(speculate_parse("on", &how, &e) == 0 && how == SPECULATE_ON);
+    assert_int_equal(speculate_parse("maybe", &how, &e), ERR_INVALID);
+    struct engine_config c = base_config(models);
+    c.speculate = "maybe";
+    assert_null(engine_open(&c, &e));
+    assert_non_null(strstr(e.msg, "maybe"));
+}
+
+/* ---- set-up ---- */
+
+static void write_adapter(const struct model_config *c, const char *name, uint32_t seed)
+{
+    struct err e = {0};
+    char *dir = file_join(adapter_dir, name);
+    struct adapter *a = adapter_new(c, TARGET_ALL, 4, 8, false);
+    for (int i = 0; i < a->layers * a->n_modules; i++) {
+        const struct lora_module *m = &a->module[i % a->n_modules];
+        for (int half = 0; half < 2; half++)
+            for (int n = 0; n < a->pair[i].r * (half ? m->n : m->k); n++) {
+                seed = seed * 1664525 + 1013904223;
+                (half ? a->pair[i].b : a->pair[i].a)[n] = (float)(int32_t)seed * 0x1p-35f;
+            }
+    }
+    if (adapter_write(a, c, "tinystories-656k", dir, &e)) fail_msg("%s", e.msg);
+    adapter_free(a);
+    free(dir);
+}
+
+static int begin(void **state)
+{
+    struct model_config c;
+    struct err e = {0};
+    assert_non_null(mkdtemp(adapter_dir));
+    assert_int_equal(model_config_read(base_config(models).model, &c, &e), 0);
+    write_adapter(&c, "some", 1);
+    write_adapter(&c, "other", 2);
+    for (int i = 0; i < 4; i++) {
+        struct grammar_builder *b = grammar_builder_new();
+        grammars[i] = grammar_build(b, patterns[i] ? json_regex(b, patterns[i]) : json_value(b, 30), &e);
+        if (!grammars[i]) fail_msg("%s", e.msg);
+        grammar_builder_free(b);
+    }
+    return 0;
+}
+
+static int end(void **state)
+{
+    char command[128];
+    for (int i = 0; i < 4; i++) grammar_unref(grammars[i]);
+    snprintf(command, sizeof command, "rm -r %s", adapter_dir);
+    return system(command);
+}
+
+int main(int argc, char **argv)
+{
+    models = argc > 1 ? argv[1] : "tests/fixtures/models";
+    if (argc > 2) n_jobs = atoi(argv[2]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_text_changes),
+        cmocka_unit_test(test_families),
+        cmocka_unit_test(test_a_request_adapts),
+        cmocka_unit_test(test_losses_are_bounded),
+        cmocka_unit_test(test_names),
+    };
+    return cmocka_run_group_tests(tests, begin, end);
+}

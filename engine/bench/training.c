@@ -62,7 +62,8 @@ static struct dataset *make_rows(struct run *r, int rows, int length, bool mixed
     struct buf json = {0};
     struct dataset *out = NULL;
     struct dataset_report report;
-    uint64_t vocab = (uint64_t)r->model.c.vocab, at = 0;
+    int tokens = tokenizer_size(r->tokenizer), table = r->model.c.vocab; /* padded, where it has more */
+    uint64_t vocab = (uint64_t)(tokens < table ? tokens : table), at = 0;
     buf_char(&json, '[');
     for (int i = 0; i < rows; i++) {
         int n = length;

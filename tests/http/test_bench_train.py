@@ -1,9 +1,11 @@
 """tandem bench --train: the table, the switches, comparing with a baseline and checking targets."""
+import importlib.machinery
+import importlib.util
 import json
 import os
 
 import pytest
-from conftest import MODEL
+from conftest import MODEL, ROOT
 
 PARTS = {"data", "forward", "backward", "optimizer", "wait", "other"}
 ARGS = ("bench", "--train", "--model", MODEL, "--batch", "1,4", "--lengths", "48", "--repeat", 3, "--lora-r", 4, "--threads", 1)
@@ -49,6 +51,16 @@ def test_advice(report):
     faster = [r["tokens_per_s"] / one["tokens_per_s"] for r in rows[1:] if r["tokens_per_s_min"] > one["tokens_per_s_max"]]
     small = [a["gain"] for a in one["advice"] if a["rule"] == "small batches"]
     assert small == ([pytest.approx(max(faster), rel=1e-3)] if faster and max(faster) > 4 / 3 else [])
+
+
+@pytest.mark.full
+def test_a_table_with_more_rows_than_the_tokenizer_has_tokens(run, tmp_path):
+    loader = importlib.machinery.SourceFileLoader("ladder", str(ROOT / "scripts/ladder"))
+    ladder = importlib.util.module_from_spec(importlib.util.spec_from_loader("ladder", loader))
+    loader.exec_module(ladder)
+    ladder.make_model(tmp_path, {**ladder.SMALL, "vocab_size": 4096})
+    doc = json.loads(ok(run("bench", "--train", "--model", tmp_path, "--batch", "1", "--lengths", "32", "--repeat", 1, "--switches=false", "--json")))
+    assert doc["rows"][0]["tokens_per_s"] > 0
 
 
 @pytest.mark.full

@@ -6,7 +6,7 @@
 
 /* Tokens at which a micro-batch takes twice the time that its tokens alone would: estimates for reading the weights and
  * starting ops, on a CPU and on a GPU. */
-static const double HALF_SPEED_TOKENS = 48, HALF_SPEED_TOKENS_GPU = 768;
+static const double HALF_SPEED_TOKENS = 16, HALF_SPEED_TOKENS_GPU = 768;
 static const double NEAR_CEILING = 0.5;      /* of the ceiling: larger batches would gain little */
 static const double CHECKPOINTS_LEAST = 0.2; /* seconds: every job makes one or two, however short */
 static const double LEAST_GAIN = 1.01;       /* less is not worth a word */

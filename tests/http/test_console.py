@@ -245,6 +245,8 @@ def test_a_job_from_start_to_use(page, daemon):
     assert job["serve_as"] == "parrot" and job["hyperparameters"]["lora_r"] == 4 and len(losses) == job["steps"] > 3
     page.wait(f"(document.querySelector('.chart.large path.line.one')?.getAttribute('d').match(/[ML]/g) ?? []).length === {len(losses)}")
     page.wait("document.querySelector('.log').textContent.includes('successfully completed')")
+    rules = [a["rule"] for a in daemon.get(f"/train/{job['id']}").json()["usage"]["advice"]]
+    page.wait(f"JSON.stringify([...document.querySelectorAll('.advice b')].map(b => b.textContent)) === {json.dumps(json.dumps(rules, separators=(',', ':')))}")
     page.click("[aria-label='Use parrot']")
     page.wait("document.querySelector('#adapter').value === 'parrot' && !document.querySelector('#panel-prompt').hidden")
     page.fill("#prompt-text", rows()[0]["prompt"])

@@ -324,13 +324,13 @@ static void test_tiny_batches(void **state)
     double computing = part(&r, TRAIN_FORWARD) + part(&r, TRAIN_BACKWARD);
     double tokens = (double)r.facts.usage.tokens / (double)r.facts.usage.micro_batches;
     assert_true(tokens < 48 && r.facts.usage.micro_batches == r.facts.usage.steps);
-    assert_true(named(&r, "small batches") == (computing * 48 / (48 + tokens) > 0.25));
+    assert_true(named(&r, "small batches") == (computing * 16 / (16 + tokens) > 0.25));
     p.batch_tokens = 256; /* in micro-batches of one short row each */
     p.micro_tokens = p.max_length;
     r = run_planted(&p, 1);
     tokens = (double)r.facts.usage.tokens / (double)r.facts.usage.micro_batches;
     computing = part(&r, TRAIN_FORWARD) + part(&r, TRAIN_BACKWARD);
-    assert_true(named(&r, "small micro-batches") == (computing * 48 / (48 + tokens) > 0.25));
+    assert_true(named(&r, "small micro-batches") == (computing * 16 / (16 + tokens) > 0.25));
 }
 
 static void test_needless_recomputation(void **state)
@@ -370,7 +370,7 @@ static void test_over_budget(void **state)
     assert_true(q->micro_tokens < q->most_tokens || q->recompute);
     double missing = 1 - (double)q->micro_tokens / q->most_tokens;
     double computing = part(&r, TRAIN_FORWARD) + part(&r, TRAIN_BACKWARD);
-    double faster = (1 + 48.0 / q->micro_tokens) / (1 + 48.0 / q->most_tokens);
+    double faster = (1 + 16.0 / q->micro_tokens) / (1 + 16.0 / q->most_tokens);
     double gain = 1 / (1 - computing * (1 - 1 / faster));
     if (fabs(gain - 1.01) > 1e-6) assert_true(named(&r, "micro-batches over budget") == (missing > 0 && gain > 1.01));
 }

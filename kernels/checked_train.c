@@ -164,6 +164,18 @@ bool check_adamw(struct dev *d, const struct adamw_args *a)
                          check_floats(d, op, "v", a->v) && check_floats(d, op, "g", a->g));
 }
 
+bool check_adamw_8bit(struct dev *d, const struct adamw_8bit_args *a)
+{
+    const char *op = "adamw_8bit";
+    need(a->beta1 >= 0 && a->beta1 < 1 && a->beta2 >= 0 && a->beta2 < 1, "beta1 %g, beta2 %g", a->beta1, a->beta2);
+    need(a->bias1 > 0 && a->bias2 > 0, "bias1 %g, bias2 %g", a->bias1, a->bias2);
+    need(a->lr >= 0 && a->eps >= 0 && a->decay >= 0, "lr %g, eps %g, decay %g", a->lr, a->eps, a->decay);
+    if (a->n == 0) return true;
+    need(a->m && a->v, "m or v is NULL");
+    return check_floats(d, op, "p", a->p) && check_floats(d, op, "g", a->g) &&
+           check_floats(d, op, "m_scale", a->m_scale) && check_floats(d, op, "v_scale", a->v_scale);
+}
+
 bool check_axpby(struct dev *d, const struct axpby_args *a)
 {
     const char *op = "axpby";

@@ -212,6 +212,19 @@ struct adamw_args {
     double lr, beta1, beta2, eps, decay, bias1, bias2, grad_scale; /* double: 1 - beta2 keeps its digits */
 };
 
+/* adamw with its moments in 8 bits, in blocks of 256 values from the first on, each moment of a block with a scale
+ * (dynamic8.h): m by the map with signs, v by the one without.  The step is computed with the moments before they are
+ * rounded; v is FLT_MAX at most.  A v / scale above 0 is not rounded to 0, but to the first entry above it: v divides,
+ * and an m of a step before may be left.  p, g: n f32; m, v: n codes; the scales: one for each block begun. */
+struct adamw_8bit_args {
+    float *p;
+    uint8_t *m, *v;
+    float *m_scale, *v_scale;
+    const float *g;
+    size_t n;
+    double lr, beta1, beta2, eps, decay, bias1, bias2, grad_scale; /* as adamw's */
+};
+
 /* y = alpha x + beta y.  With beta 0, y is not read; alpha 1 copies bits.  x, y: n f32; x may be y. */
 struct axpby_args {
     float *y;
@@ -234,6 +247,6 @@ struct axpby_args {
     X(attn_seq)                                                                                                        \
     X(attn_back)                                                                                                       \
     X(head_norm_back)                                                                                                  \
-    X(act_mul_back) X(act_back) X(cross_entropy) X(dropout) X(square_sum) X(adamw) X(axpby)
+    X(act_mul_back) X(act_back) X(cross_entropy) X(dropout) X(square_sum) X(adamw) X(adamw_8bit) X(axpby)
 
 #endif

@@ -571,6 +571,11 @@ static void bench_train_moves(struct bench_all *b)
         struct adamw_args a = {.p = gu, .m = dgu, .v = ones, .g = dy, .n = n, .lr = 1e-4, .beta1 = 0.9};
         a.beta2 = 0.999, a.eps = 1e-8, a.bias1 = 0.1, a.bias2 = 0.001, a.grad_scale = 1;
         MOVE("adamw 2.5 M", (double)n * 28, op_adamw(d, a));
+        struct adamw_8bit_args eight = {
+            .p = gu, .g = dy, .n = n, .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
+        eight.m = (uint8_t *)dgu, eight.v = eight.m + n, eight.m_scale = ones, eight.v_scale = ones + n / 2;
+        eight.bias1 = 0.1, eight.bias2 = 0.001, eight.grad_scale = 1;
+        MOVE("adamw_8bit 2.5 M", (double)n * 16, op_adamw_8bit(d, eight));
         MOVE("axpby 2.5 M", (double)n * 12, op_axpby(d, (struct axpby_args){gu, dgu, n, 0.5, 0.5}));
         struct cross_entropy_args ce = {mat_f32(z, R, VOCAB), id, w, w + T, id, false};
         ce.hit = id + R;

@@ -9,10 +9,12 @@
 
 enum {
     ALIGN_FLOATS = 16,
+    BLOCK = 256,     /* of adamw_8bit */
     SLICE = 1 << 19, /* floats per pass of the gate: about a millisecond of adamw */
 };
 
-#define ADAMW_FLOATS 7.0 /* floats moved per parameter: four read, three written */
+#define ADAMW_FLOATS 7.0      /* floats moved per parameter: four read, three written */
+#define ADAMW_8BIT_FLOATS 8.0 /* fewer are moved, but codes are searched */
 
 void optim_init(struct optim *o, struct dev *d, struct scheduler_gate *gate)
 {
@@ -56,35 +58,54 @@ static void add_range(struct optim *o, size_t at, size_t n)
     o->range[o->n_ranges++].group = group;
 }
 
-size_t optim_add_muon(struct optim *o, size_t n)
+/* @return the offset of n more parameters; their moments are the last of their kind. */
+static size_t add_values(struct optim *o, size_t n, bool is_8bit)
 {
-    size_t at = o->n;
-    o->n += (n + ALIGN_FLOATS - 1) / ALIGN_FLOATS * ALIGN_FLOATS;
+    size_t at = o->n, align = is_8bit ? BLOCK : ALIGN_FLOATS, padded = (n + align - 1) / align * align;
+    o->n += padded;
+    *(is_8bit ? &o->n_8bit : &o->n_f32) += padded;
     o->trained += n;
     add_range(o, at, o->n - at);
     return at;
 }
 
+size_t optim_add_muon(struct optim *o, size_t n)
+{
+    return add_values(o, n, false);
+}
+
 size_t optim_add(struct optim *o, size_t n, bool decay)
 {
-    size_t at = optim_add_muon(o, n), last = o->n_segments - 1;
-    if (o->n_segments && o->segment[last].decay == decay && o->segment[last].from + o->segment[last].n == at) {
+    bool is_8bit = o->states_8bit && n >= OPTIM_8BIT_LEAST, follows = false;
+    size_t moments = is_8bit ? o->n_8bit : o->n_f32, at = add_values(o, n, is_8bit), last = o->n_segments - 1;
+    if (o->n_segments)
+        follows = o->segment[last].decay == decay && o->segment[last].is_8bit == is_8bit &&
+                  o->segment[last].from + o->segment[last].n == at;
+    if (follows) {
         o->segment[last].n += o->n - at;
     } else {
         mem_grow(&o->segment, &o->cap_segments, o->n_segments + 1, sizeof *o->segment);
         o->segment[o->n_segments].from = at;
         o->segment[o->n_segments].n = o->n - at;
+        o->segment[o->n_segments].moments = moments;
+        o->segment[o->n_segments].is_8bit = is_8bit;
         o->segment[o->n_segments++].decay = decay;
     }
     return at;
 }
 
+size_t optim_moment_floats(const struct optim *o)
+{
+    return o->n_f32 + o->n_8bit / sizeof(float) + o->n_8bit / BLOCK;
+}
+
 int optim_alloc(struct optim *o, bool average, struct err *e)
 {
     float **arrays[] = {&o->p, &o->g, &o->m, &o->v, &o->avg};
+    size_t moments = optim_moment_floats(o), floats[] = {o->n, o->n, moments, moments, o->n};
     bool ok = (o->sum = o->d->ops->alloc(o->d, (o->n_groups + 1) * sizeof *o->sum)) != NULL;
     for (size_t i = 0; i < (average ? 5 : 4) && ok; i++)
-        ok = (*arrays[i] = o->d->ops->alloc(o->d, o->n * sizeof(float))) != NULL;
+        ok = (*arrays[i] = o->d->ops->alloc(o->d, floats[i] * sizeof(float))) != NULL;
     if (ok) return muon_alloc(&o->muon, o->d, e);
     return err_set(e, ERR_NOMEM, "no memory for %zu parameters with their gradients and moments", o->trained);
 }
@@ -165,6 +186,37 @@ void optim_start(struct optim *o)
     average(o, 0);
 }
 
+/* The 8-bit moment `first` and those after it, and their scales, in an array of moments. */
+static uint8_t *codes(const struct optim *o, float *moments, size_t first)
+{
+    return (uint8_t *)(moments + o->n_f32) + first;
+}
+
+static float *scales(const struct optim *o, float *moments, size_t first)
+{
+    return moments + o->n_f32 + o->n_8bit / sizeof(float) + first / BLOCK;
+}
+
+/* Of n parameters from `from` on, whose moments begin with number `moments`; a: the step. */
+static void adamw_8bit(struct optim *o, size_t from, size_t moments, size_t n, const struct adamw_args *a)
+{
+    op_adamw_8bit(o->d, (struct adamw_8bit_args){.p = o->p + from,
+                                                 .g = o->g + from,
+                                                 .m = codes(o, o->m, moments),
+                                                 .v = codes(o, o->v, moments),
+                                                 .m_scale = scales(o, o->m, moments),
+                                                 .v_scale = scales(o, o->v, moments),
+                                                 .n = n,
+                                                 .lr = a->lr,
+                                                 .beta1 = a->beta1,
+                                                 .beta2 = a->beta2,
+                                                 .eps = a->eps,
+                                                 .decay = a->decay,
+                                                 .bias1 = a->bias1,
+                                                 .bias2 = a->bias2,
+                                                 .grad_scale = a->grad_scale});
+}
+
 void optim_step(struct optim *o, const struct train_params *t, double rate, double scale, int64_t step)
 {
     struct muon_step u = {o->p, o->g, o->m, rate, t->weight_decay, scale, !t->f32};
@@ -176,14 +228,18 @@ void optim_step(struct optim *o, const struct train_params *t, double rate, doub
                            .bias2 = 1 - pow(t->beta2, (double)step),
                            .grad_scale = scale};
     for (size_t s = 0; s < o->n_segments; s++) {
-        size_t from = o->segment[s].from, end = from + o->segment[s].n;
+        size_t from = o->segment[s].from, n = o->segment[s].n, moments = o->segment[s].moments;
+        bool is_8bit = o->segment[s].is_8bit;
         a.decay = o->segment[s].decay ? t->weight_decay : 0;
-        for (size_t i = from; i < end; i += a.n) {
-            a.n = end - i < SLICE ? end - i : SLICE;
-            a.p = o->p + i, a.g = o->g + i, a.m = o->m + i, a.v = o->v + i;
+        for (size_t i = 0; i < n; i += a.n) {
+            a.n = n - i < SLICE ? n - i : SLICE;
+            a.p = o->p + from + i, a.g = o->g + from + i, a.m = o->m + moments + i, a.v = o->v + moments + i;
             scheduler_gate_pass(o->gate);
-            scheduler_gate_cost(o->gate, WORK_STATE, ADAMW_FLOATS * (double)a.n);
-            op_adamw(o->d, a);
+            scheduler_gate_cost(o->gate, WORK_STATE, (is_8bit ? ADAMW_8BIT_FLOATS : ADAMW_FLOATS) * (double)a.n);
+            if (is_8bit)
+                adamw_8bit(o, from + i, moments + i, a.n, &a);
+            else
+                op_adamw(o->d, a);
         }
     }
     muon_step(&o->muon, o->d, o->gate, &u);

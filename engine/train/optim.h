@@ -1,5 +1,5 @@
-/* The optimizer's state and arithmetic around op adamw and muon.h: flat arrays of parameters, gradients and moments,
- * the learning rate of a step, clipping by the global norm, the average of the weights.
+/* The optimizer's state and arithmetic around ops adamw and adamw_8bit and muon.h: flat arrays of parameters, gradients
+ * and moments, the learning rate of a step, clipping by the global norm, the average of the weights.
  *
  * Memory is on the device.  Used by the trainer's thread. */
 #ifndef TANDEM_ENGINE_TRAIN_OPTIM_H
@@ -12,11 +12,19 @@
 #include "kernels/ops.h"
 
 /* Parameters are added first, then the arrays are allocated.  Each group of parameters starts at a multiple of 64
- * bytes; the padding between groups is and stays zero. */
-enum { OPTIM_SEGMENTS_MAX = 1 << 16 };
+ * bytes; the padding between groups is and stays zero.
+ *
+ * An array of moments has the floats of all groups, in their order: those of group i are at the same place as its
+ * parameters.  With `states_8bit` it has the floats of the small groups (below OPTIM_8BIT_LEAST parameters), then a
+ * byte for each parameter of the others, then their scales, a float for each 256 (op adamw_8bit).  Blocks of 256 begin
+ * with each group. */
+enum { OPTIM_SEGMENTS_MAX = 1 << 16, OPTIM_8BIT_LEAST = 4096 /* as in bitsandbytes */ };
 struct optim {
-    size_t n, trained;    /* floats of each array; parameters among them */
-    float *p, *g, *m, *v; /* (n) parameters, gradients, first and second moments; v stays 0 for muon's matrices */
+    bool states_8bit;     /* set before the first group is added; not with muon */
+    size_t n, trained;    /* floats of p, g and avg; parameters among them */
+    size_t n_f32, n_8bit; /* moments of either kind, padding included */
+    float *p, *g;         /* (n) parameters, gradients */
+    float *m, *v;         /* (optim_moment_floats) first and second moments; v stays 0 for muon's matrices */
     float *avg;           /* (n) average of the parameters; NULL: none is kept */
     double *sum;          /* scratch for the norms of the groups */
     struct train_group_norm *group; /* n_groups; norm: what optim_grad_norm found last */
@@ -26,8 +34,8 @@ struct optim {
     size_t n_groups, cap_groups, n_ranges, cap_ranges;
     char adding[TRAIN_GROUP_NAME_MAX]; /* group of the parameters that are added next */
     struct {
-        size_t from, n;
-        bool decay;
+        size_t from, n, moments; /* moments: the number of its first one among those of its kind */
+        bool decay, is_8bit;
     } * segment;
     size_t n_segments, cap_segments;
     struct muon muon; /* the matrices that are in no segment */
@@ -44,6 +52,7 @@ void optim_group_layer(struct optim *, int layer); /* "layer.N" */
 size_t optim_add(struct optim *, size_t n, bool decay);
 /* The same for matrices updated by muon; the caller then registers each with muon_add. */
 size_t optim_add_muon(struct optim *, size_t n);
+size_t optim_moment_floats(const struct optim *); /* the size of m and of v, in floats */
 int optim_alloc(struct optim *, bool average, struct err *);
 /* After the initial values were written to p: initialises the average with them. */
 void optim_start(struct optim *);

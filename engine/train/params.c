@@ -128,9 +128,10 @@ int train_params_check(struct train_params *p, const struct model_config *c, str
         return err_set(e, ERR_INVALID, "schedule must be constant, linear or cosine");
     if (lora && !(p->targets & (TARGET_ALL | TARGET_PARAMETERS | TARGET_ENDS)))
         return err_set(e, ERR_INVALID, "targets must name a module");
-    if ((unsigned)p->optimizer > OPTIMIZER_MUON) return err_set(e, ERR_INVALID, "optimizer must be adamw or muon");
+    if ((unsigned)p->optimizer > OPTIMIZER_ADAMW_8BIT)
+        return err_set(e, ERR_INVALID, "optimizer must be adamw, muon or adamw_8bit");
     if (lora && p->random_init) return err_set(e, ERR_INVALID, "random_init is for method full");
-    if (lora && p->optimizer) return err_set(e, ERR_INVALID, "optimizer muon is for method full");
+    if (lora && p->optimizer == OPTIMIZER_MUON) return err_set(e, ERR_INVALID, "optimizer muon is for method full");
     if (lora && p->ema_decay > 0) return err_set(e, ERR_INVALID, "ema_decay is for method full");
     if (lora && p->dropout > 0)
         return err_set(e, ERR_INVALID, "dropout is for method full: adapters have lora_dropout");

@@ -115,14 +115,17 @@ static int plan_memory(struct train *t, struct err *e)
     int average = t->p.ema_decay > 0;
     /* a plan without a job may be made on any thread, which must not use the device */
     bool own = !dev_host_memory(t->d);
-    int copies = 4 + average + (t->eval.n && !own ? 1 : 0), host_copies = own ? 3 + average + (t->eval.n ? 1 : 0) : 0;
+    int copies = 2 + average + (t->eval.n && !own ? 1 : 0), host_copies = own ? 1 + average + (t->eval.n ? 1 : 0) : 0;
     size_t block, largest, room = room_for(t->d, t->p.memory_mib, &block);
-    if ((double)host_copies * (double)t->o.n * 4 > 0.95 * (double)memory_available())
-        return err_set(e, ERR_NOMEM, "training needs %.2f GiB of the host for %d copies of %zu parameters",
-                       (double)host_copies * (double)t->o.n * 4 / GIB, host_copies, t->o.trained);
+    p->moment_bytes = 2 * optim_moment_floats(&t->o) * sizeof(float);
+    double host = own ? (double)host_copies * (double)t->o.n * 4 + (double)p->moment_bytes : 0;
+    if (host > 0.95 * (double)memory_available())
+        return err_set(e, ERR_NOMEM,
+                       "training needs %.2f GiB of the host for copies of %zu parameters and their moments", host / GIB,
+                       t->o.trained);
     p->weight_bytes = t->model->w.bytes;
     p->trainable = t->o.trained;
-    p->state_bytes = (size_t)copies * t->o.n * sizeof(float) + muon_bytes(&t->o.muon);
+    p->state_bytes = (size_t)copies * t->o.n * sizeof(float) + p->moment_bytes + muon_bytes(&t->o.muon);
     if (!t->lora_method) p->state_bytes += train_full_bytes(&t->full);
     double need = fit(t, room, block, &largest);
     note_machine(t, own, room);
@@ -157,6 +160,7 @@ int train_make_plan(struct train *t, struct err *e)
         buf_printf(&t->warnings, "%llu rows have no token to train on within max_length %d and are left out",
                    (unsigned long long)left_out, t->p.max_length);
     optim_init(&t->o, t->d, t->gate);
+    t->o.states_8bit = t->p.optimizer == OPTIMIZER_ADAMW_8BIT;
     rc = t->lora_method ? train_lora_open(&t->lora, &t->model->c, &t->p, t->job.from, &t->o, e)
                         : train_full_open(&t->full, t->model, &t->p, &t->o, e);
     if (rc) return rc;

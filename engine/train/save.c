@@ -18,13 +18,18 @@ float *train_device_array(const struct train *t, int i)
     return i == 0 ? t->o.p : i == 1 ? t->o.m : i == 2 ? t->o.v : t->o.avg;
 }
 
+size_t train_array_floats(const struct train *t, int i)
+{
+    return i == 1 || i == 2 ? optim_moment_floats(&t->o) : t->o.n;
+}
+
 static int parts_of(struct train *t, struct ckpt_part part[PARTS_MAX])
 {
     static const char *const names[ARRAYS] = {"parameters", "moment1", "moment2", "average"};
     int n = 0;
     part[n++] = (struct ckpt_part){"state", &t->st, sizeof t->st};
     for (int i = 0; i < ARRAYS; i++)
-        if (t->host[i]) part[n++] = (struct ckpt_part){names[i], t->host[i], t->o.n * sizeof(float)};
+        if (t->host[i]) part[n++] = (struct ckpt_part){names[i], t->host[i], train_array_floats(t, i) * sizeof(float)};
     if (t->best) part[n++] = (struct ckpt_part){"best", t->best, t->o.n * sizeof(float)};
     return n;
 }
@@ -35,7 +40,7 @@ int train_save(struct train *t, struct err *e)
     int n = parts_of(t, part);
     for (int i = 0; i < ARRAYS; i++)
         if (t->host[i] != train_device_array(t, i))
-            chunked_download(train_chunks(t), t->host[i], train_device_array(t, i), t->o.n);
+            chunked_download(train_chunks(t), t->host[i], train_device_array(t, i), train_array_floats(t, i));
     if (train_device_failed(t, e)) return e->code;
     scheduler_gate_leave(t->gate);
     train_emit(t, TRAIN_SAVING, NULL);
@@ -58,7 +63,7 @@ int train_load(struct train *t, int64_t most, struct err *e)
     if (rc || t->saved < 0) return rc;
     for (int i = 0; i < ARRAYS; i++)
         if (t->host[i] != train_device_array(t, i))
-            chunked_upload(train_chunks(t), train_device_array(t, i), t->host[i], t->o.n);
+            chunked_upload(train_chunks(t), train_device_array(t, i), t->host[i], train_array_floats(t, i));
     if (!t->lora_method) train_full_use(&t->full, &t->o, t->o.p);
     return 0;
 }

@@ -23,7 +23,7 @@ struct dataset_report;
 
 enum train_method { TRAIN_LORA, TRAIN_QLORA, TRAIN_FULL }; /* qlora: lora that requires a quantised base */
 enum train_schedule { SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE };
-enum train_optimizer { OPTIMIZER_ADAMW, OPTIMIZER_MUON };
+enum train_optimizer { OPTIMIZER_ADAMW, OPTIMIZER_MUON, OPTIMIZER_ADAMW_8BIT };
 enum train_recompute { RECOMPUTE_AUTO, RECOMPUTE_ON, RECOMPUTE_OFF }; /* gradient checkpointing */
 
 enum { MICRO_TOKENS_AUTO = -1 };
@@ -44,7 +44,8 @@ struct train_params {
     int64_t warmup_steps;         /* >= 0 instead of the ratio; -1 */
     double weight_decay, beta1, beta2, epsilon; /* 0 (full 0.01), 0.9, 0.999, 1e-8.  Biases and norms are not decayed */
     double max_grad_norm;                       /* 0: off; 1 */
-    enum train_optimizer optimizer; /* full: muon for the layers' matrices, adamw for the rest (muon.h); adamw */
+    enum train_optimizer optimizer; /* adamw; adamw_8bit: with moments in 8 bits (optim.h); full: muon for the layers'
+                                       matrices, adamw for the rest (muon.h) */
     double dropout;                 /* full: on the outputs of attention and feed-forward and on embeddings; 0 */
     double ema_decay;               /* full: > 0: the average of the weights is evaluated and written; 0 */
     int lora_r;                     /* 1..256; 16 */
@@ -140,6 +141,7 @@ struct train_usage {
 struct train_plan {
     int64_t steps, rows, eval_rows, tokens_per_epoch, trained_tokens_per_epoch;
     size_t weight_bytes, trainable, state_bytes, activation_bytes; /* trainable: parameters */
+    size_t moment_bytes;                                           /* of the optimizer's moments, part of state_bytes */
     int micro_tokens;                                              /* of a micro-batch at most */
     bool recompute;
     int most_tokens;    /* what micro_tokens would be with more memory */

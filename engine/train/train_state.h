@@ -101,6 +101,7 @@ void train_note_peaks(struct train *, bool now);
 struct op_chunks train_chunks(const struct train *);
 /* The optimizer's device array that corresponds to host[i]; NULL: not present. */
 float *train_device_array(const struct train *, int i);
+size_t train_array_floats(const struct train *, int i);
 int train_save(struct train *, struct err *);
 /* Loads the newest checkpoint of step `most` or earlier; if there was one, t->saved >= 0. */
 int train_load(struct train *, int64_t most, struct err *);

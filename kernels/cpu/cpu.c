@@ -264,6 +264,7 @@ struct dev *cpu_open(const char *level, int threads, char why[160])
         d->head = (struct dev){.ops = &d->ops, .threads = threads ? threads : pool_cores()};
         snprintf(d->head.level, sizeof d->head.level, "%s", isa->name);
         d->isa = isa;
+        for (int i = 0; i < 2; i++) dynamic8_open(&d->tables[i], i == 0);
         d->ops.kv_type = isa->kv_type;
         d->ops.bf16_units = isa->bf16_units;
         d->worker = calloc((size_t)d->head.threads, sizeof *d->worker);

@@ -10,6 +10,7 @@
 
 #include "kernels/cpu/pool.h"
 #include "kernels/dev.h"
+#include "kernels/dynamic8.h"
 
 #include <pthread.h>
 
@@ -291,6 +292,7 @@ struct isa {
     void (*dropout)(float *x, int n, const struct dropout_row *);
     double (*square_sum)(const float *x, size_t n); /* one chain of additions: n <= SQUARE_BLOCK */
     void (*adamw)(const struct adamw_args *, size_t from, size_t to);
+    void (*adamw_8bit)(const struct adamw_8bit_args *, const struct dynamic8 tables[2], size_t from, size_t to);
     void (*axpby)(float *y, const float *x, size_t n, float alpha, float beta);
     void (*attn_tile)(struct attn_tile *);
     void (*attn_tile_back)(struct attn_tile *); /* query blocks of a head in order */
@@ -316,6 +318,7 @@ struct cpu_dev {
     struct scratch ordered;    /* x or dx in the order of a weight's columns */
     struct scratch *worker;    /* [threads] */
     struct slab *slabs;        /* of the weights; the first is being filled */
+    struct dynamic8 tables[2]; /* of optimizer states in 8 bits: with signs, and without */
 };
 
 static inline struct cpu_dev *cpu_of(struct dev *d)

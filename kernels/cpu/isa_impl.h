@@ -22,6 +22,8 @@
 
 #include "kernels/cpu/train_rows_impl.h"
 
+#include "kernels/cpu/adamw_8bit_impl.h"
+
 #include "kernels/cpu/attn_train_impl.h"
 
 _Static_assert((int)ATTN_ROWS <= (int)ATTN_ROWS_MAX, "parts on the driver's stack");
@@ -86,6 +88,7 @@ const struct isa VEC_SUFFIX(isa) = {.name = VEC_NAME,
                                     .dropout = row_dropout,
                                     .square_sum = row_square_sum,
                                     .adamw = row_adamw,
+                                    .adamw_8bit = row_adamw_8bit,
                                     .axpby = row_axpby,
                                     .attn_tile = attn_tile,
                                     .attn_tile_back = attn_tile_back};

@@ -194,6 +194,7 @@ struct flat_run {
     size_t n;
     int blocks_per_task;
     double *sums; /* one per block */
+    const struct dynamic8 *tables;
 };
 
 static void flat_run(struct cpu_dev *d, pool_fn *task, struct flat_run *r, double ns)
@@ -242,6 +243,21 @@ void cpu_adamw(struct dev *head, const struct adamw_args *a)
 {
     struct flat_run r = {.args = a, .n = a->n};
     if (a->n) flat_run(cpu_of(head), adamw_task, &r, 0.6);
+}
+
+static void adamw_8bit_task(void *ctx, int task, int worker)
+{
+    const struct flat_run *r = ctx;
+    size_t from = (size_t)task * r->blocks_per_task * SQUARE_BLOCK;
+    size_t to = from + (size_t)r->blocks_per_task * SQUARE_BLOCK;
+    r->isa->adamw_8bit(r->args, r->tables, from, to < r->n ? to : r->n);
+}
+
+void cpu_adamw_8bit(struct dev *head, const struct adamw_8bit_args *a)
+{
+    _Static_assert(SQUARE_BLOCK % DYNAMIC8_BLOCK == 0, "tasks of whole blocks");
+    struct flat_run r = {.args = a, .n = a->n, .tables = cpu_of(head)->tables};
+    if (a->n) flat_run(cpu_of(head), adamw_8bit_task, &r, 3);
 }
 
 static void axpby_task(void *ctx, int task, int worker)

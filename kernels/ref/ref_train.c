@@ -3,8 +3,10 @@
 #include "kernels/ref/ref.h"
 
 #include "kernels/dev.h"
+#include "kernels/dynamic8.h"
 #include "kernels/rng.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -310,6 +312,52 @@ void ref_adamw(struct dev *d, const struct adamw_args *a)
         a->m[i] = (float)m;
         a->v[i] = (float)v;
     }
+}
+
+/* @return the number of the nearest entry, the lower one when two are as near. */
+static int nearest(const float *entry, int n, float magnitude)
+{
+    int i = 0;
+    while (i + 1 < n && magnitude > dynamic8_between(entry[i], entry[i + 1])) i++;
+    return i;
+}
+
+/* The block of n values that begins at `at`. */
+static void adamw_8bit_block(const struct adamw_8bit_args *a, size_t at, size_t n, const float *with_signs,
+                             const float *without)
+{
+    size_t b = at / DYNAMIC8_BLOCK;
+    float m[DYNAMIC8_BLOCK], v[DYNAMIC8_BLOCK], most_m = 0, most_v = 0;
+    for (size_t i = 0; i < n; i++) {
+        int code = a->m[at + i] - DYNAMIC8_ZERO;
+        double was = code < 0 ? -with_signs[-code] : with_signs[code], g = a->g[at + i] * a->grad_scale;
+        double new_m = a->beta1 * was * a->m_scale[b] + (1 - a->beta1) * g;
+        double new_v = a->beta2 * without[a->v[at + i]] * a->v_scale[b] + (1 - a->beta2) * g * g;
+        double p = a->p[at + i] * (1 - a->lr * a->decay);
+        a->p[at + i] = (float)(p - a->lr / a->bias1 * new_m / (sqrt(new_v) / sqrt(a->bias2) + a->eps));
+        m[i] = (float)new_m;
+        v[i] = new_v < FLT_MAX ? (float)new_v : FLT_MAX;
+        most_m = fmaxf(most_m, fabsf(m[i]));
+        most_v = fmaxf(most_v, v[i]);
+    }
+    a->m_scale[b] = most_m;
+    a->v_scale[b] = most_v;
+    for (size_t i = 0; i < n; i++) {
+        float x = most_m > 0 ? m[i] / most_m : 0, y = most_v > 0 ? v[i] / most_v : 0;
+        int up = nearest(with_signs, DYNAMIC8_SIGNED, fabsf(x)), root = nearest(without, DYNAMIC8_UNSIGNED, y);
+        int down = up < DYNAMIC8_ZERO ? up : DYNAMIC8_ZERO;
+        a->m[at + i] = (uint8_t)(x < 0 ? DYNAMIC8_ZERO - down : DYNAMIC8_ZERO + up);
+        a->v[at + i] = (uint8_t)(root == 0 && y > 0 ? 1 : root);
+    }
+}
+
+void ref_adamw_8bit(struct dev *d, const struct adamw_8bit_args *a)
+{
+    float with_signs[DYNAMIC8_UNSIGNED], without[DYNAMIC8_UNSIGNED];
+    dynamic8_entries(true, with_signs);
+    dynamic8_entries(false, without);
+    for (size_t at = 0; at < a->n; at += DYNAMIC8_BLOCK)
+        adamw_8bit_block(a, at, a->n - at < DYNAMIC8_BLOCK ? a->n - at : DYNAMIC8_BLOCK, with_signs, without);
 }
 
 void ref_axpby(struct dev *d, const struct axpby_args *a)

@@ -87,12 +87,12 @@ static void show_plan(FILE *out, const struct train_plan *p)
     if (p->eval_rows) fprintf(out, ", %lld held out", (long long)p->eval_rows);
     fprintf(out, "; %lld tokens an epoch, %lld of them trained; %lld steps\n", (long long)p->tokens_per_epoch,
             (long long)p->trained_tokens_per_epoch, (long long)p->steps);
-    fprintf(
-        out,
-        "%.3f M parameters are trained; memory: %.0f MiB weights, %.0f parameters and moments, %.0f activations of %d "
-        "tokens%s\n",
-        (double)p->trainable * 1e-6, (double)p->weight_bytes / MIB, (double)p->state_bytes / MIB,
-        (double)p->activation_bytes / MIB, p->micro_tokens, p->recompute ? " (computed again on the way back)" : "");
+    fprintf(out,
+            "%.3f M parameters are trained; memory: %.0f MiB weights, %.0f parameters and moments (%.1f of moments), %.0f "
+            "activations of %d tokens%s\n",
+            (double)p->trainable * 1e-6, (double)p->weight_bytes / MIB, (double)p->state_bytes / MIB,
+            (double)p->moment_bytes / MIB, (double)p->activation_bytes / MIB, p->micro_tokens,
+            p->recompute ? " (computed again on the way back)" : "");
 }
 
 void train_summary_text(struct buf *out, const struct train_progress *p, const struct train_usage *u)

@@ -79,13 +79,20 @@ static cJSON *converted(const struct alias *a, const cJSON *v, const char **know
                                                {"linear", "linear"},
                                                {"cosine", "cosine"},
                                                {NULL, NULL}};
-    static const char *const optimizers[][2] = {{"adamw", "adamw"},    {"adamw_torch", "adamw"},
-                                                {"adamw_hf", "adamw"}, {"adamw_torch_fused", "adamw"},
-                                                {"muon", "muon"},      {NULL, NULL}};
+    static const char *const optimizers[][2] = {{"adamw", "adamw"},
+                                                {"adamw_torch", "adamw"},
+                                                {"adamw_hf", "adamw"},
+                                                {"adamw_torch_fused", "adamw"},
+                                                {"muon", "muon"},
+                                                {"adamw_8bit", "adamw_8bit"},
+                                                {"adamw_bnb_8bit", "adamw_8bit"},
+                                                {"paged_adamw_8bit", "adamw_8bit"},
+                                                {NULL, NULL}};
     switch (a->how) {
     case SCHEDULE: *known = "must be one of constant, constant_with_warmup, linear, cosine"; return word(v, schedules);
     case OPTIMIZER:
-        *known = "must be one of adamw, adamw_torch, adamw_torch_fused, adamw_hf, muon";
+        *known = "must be one of adamw, adamw_torch, adamw_torch_fused, adamw_hf, adamw_8bit, adamw_bnb_8bit, "
+                 "paged_adamw_8bit, muon";
         return word(v, optimizers);
     case ON_OFF:
     case NOT_F32:

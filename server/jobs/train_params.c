@@ -9,7 +9,7 @@
 
 const char *const train_method_names[] = {"lora", "qlora", "full"};
 static const char *const schedule_names[] = {"constant", "linear", "cosine", NULL};
-static const char *const optimizer_names[] = {"adamw", "muon", NULL};
+static const char *const optimizer_names[] = {"adamw", "muon", "adamw_8bit", NULL};
 static const char *const recompute_names[] = {"auto", "on", "off", NULL};
 
 static const struct {

@@ -172,7 +172,8 @@ def test_two_jobs_side_by_side(rows, tmp_path):
 @pytest.mark.parametrize("method", [
     ["--lora-dropout", "0.1"],
     ["--method", "full", "--random-init", "--optimizer", "muon", "--dropout", "0.1", "--ema-decay", "0.9", "--max-steps", 8],
-], ids=["lora", "full"])
+    ["--method", "full", "--optim", "paged_adamw_8bit", "--max-steps", 8],
+], ids=["lora", "full", "8bit"])
 def test_killed_at_any_moment(rows, tmp_path, method):
     """As often as it takes to end; the bytes of an unbroken run."""
     more = ["--epochs", 4, "--save-steps", 1, "--eval-steps", 5, "--eval-fraction", "0.1", *method]

@@ -251,6 +251,12 @@ static void check_training(struct dev *d)
     expect_error(d, "square_sum", "sum");
     op_adamw(d, (struct adamw_args){.p = p[0], .m = p[1], .v = p[2], .g = p[3], .n = 4, .bias1 = 1});
     expect_error(d, "adamw", "bias2 is 0");
+    struct adamw_8bit_args eight = {.p = p[0], .g = p[1], .m_scale = p[2], .v_scale = p[3], .n = 4, .bias1 = 1};
+    op_adamw_8bit(d, eight);
+    expect_error(d, "adamw_8bit", "bias2 is 0");
+    eight.bias2 = 1;
+    op_adamw_8bit(d, eight);
+    expect_error(d, "adamw_8bit", "m is NULL");
     op_axpby(d, (struct axpby_args){p[0], p[0] + 1, 4, 1, 1});
     expect_error(d, "axpby", "x is partly y");
     op_axpby(d, (struct axpby_args){p[0], p[1], 4, NAN, 1});

@@ -578,8 +578,8 @@ static const struct {
     {&dropout_op, {.T = 301, .C = 263}},
 };
 
-/* all of square_sum, adamw and axpby */
-static void flat_run(struct dev *d, float out[4 * 50001 + 2])
+/* all of square_sum, adamw, axpby and adamw_8bit */
+static void flat_run(struct dev *d, float out[4 * 50001 + 2 + ADAMW_8BIT_FLOATS])
 {
     enum { N = 50001 };
     random_seed(3);
@@ -595,6 +595,7 @@ static void flat_run(struct dev *d, float out[4 * 50001 + 2])
     d->ops->download(d, out + 3 * N + 2, y, N * 4);
     bed_end(&b, "flat");
     free(start), free(g);
+    adamw_8bit_bits(d, out + 4 * N + 2);
 }
 
 /* the rows of sequence i of s as a case of its own */
@@ -656,7 +657,7 @@ static void alone(struct dev *d, const struct train_op *op, const struct shape *
 /* One result on all levels and threads; rows and sequences alone give what they give among others. */
 void test_train_bits(const char *const *levels, int n_levels)
 {
-    enum { FLAT = 4 * 50001 + 2 };
+    enum { FLAT = 4 * 50001 + 2 + ADAMW_8BIT_FLOATS };
     static float flat[2][FLAT];
     char label[2 * LABEL];
     struct dev *first = open_checked(levels[0], 1);
@@ -687,7 +688,7 @@ void test_train_bits(const char *const *levels, int n_levels)
             }
             if (c == 0 && with_flat) {
                 flat_run(d, flat[1]);
-                compare_bits("adamw, square_sum, axpby", flat[1], flat[0], FLAT);
+                compare_bits("adamw, square_sum, axpby, adamw_8bit", flat[1], flat[0], FLAT);
             }
             dev_close(d);
             free(got);

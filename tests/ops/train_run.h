@@ -58,4 +58,8 @@ float *bed_take(struct bed *, const struct mat *, float *out);
 float *bed_take_floats(struct bed *, const void *from, size_t n, float *out);
 void bed_end(struct bed *, const char *label); /* frees all, and checks that the device has no error */
 
+/* adamw_8bit_test.c: all bits of two steps of adamw_8bit; the last words are 0. */
+enum { ADAMW_8BIT_N = 50001, ADAMW_8BIT_FLOATS = ADAMW_8BIT_N + 2 * 196 + ADAMW_8BIT_N / 2 + 2 };
+void adamw_8bit_bits(struct dev *, float out[ADAMW_8BIT_FLOATS]);
+
 #endif

@@ -49,7 +49,7 @@ static void test_refused(void **state)
     REFUSED(p.dropout = NAN, "dropout");
     REFUSED(p.ema_decay = 1, "ema_decay must be at least 0");
     REFUSED(p.ema_decay = -0.1, "ema_decay");
-    REFUSED(p.optimizer = (enum train_optimizer)2, "optimizer must be adamw or muon");
+    REFUSED(p.optimizer = (enum train_optimizer)3, "optimizer must be adamw, muon or adamw_8bit");
     job.p.method = TRAIN_LORA;
     job.p.max_length = 8;
     memset(data->trained, 0, sizeof data->trained);

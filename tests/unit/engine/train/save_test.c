@@ -56,6 +56,50 @@ static void test_resume(void **state)
     }
 }
 
+static int64_t bytes_in(const char *name, const char *step, const char *file)
+{
+    struct stat s;
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s/checkpoints/step-%s/%s", scratch, name, step, file);
+    if (stat(path, &s)) fail_msg("%s is not there", path);
+    return (int64_t)s.st_size;
+}
+
+/* With moments in 8 bits: the checkpoint has them as they are, other threads go on from it, and the bytes are those of
+ * an unbroken run. */
+static void test_resume_8bit(void **state)
+{
+    (void)state;
+    for (int full = 0; full < 2; full++) {
+        struct model m = open_model("qwen2", "cpu", 1), other = open_model("qwen2", "cpu", 2);
+        struct dataset *data = rows_make(30, m.c.vocab, 6);
+        struct train_params p = interrupted_params(full ? TRAIN_FULL : TRAIN_LORA);
+        p.optimizer = OPTIMIZER_ADAMW_8BIT;
+        if (!full) p.lora_r = 64; /* matrices that are large enough */
+        struct run whole = run_job(&m, data, &p, "whole", -1);
+        assert_int_equal(whole.last, TRAIN_SUCCEEDED);
+        struct run r = run_job(&m, data, &p, "broken", 4);
+        assert_int_equal(r.last, TRAIN_PAUSED);
+        int64_t all = bytes_in("broken", "0000000004", "parameters.bin");
+        int64_t moments = bytes_in("broken", "0000000004", "moment1.bin");
+        if (moments > all / 2)
+            fail_msg("%lld bytes of moments, %lld of parameters", (long long)moments, (long long)all);
+        r = run_job(&other, data, &p, "broken", -1);
+        assert_int_equal(r.last, TRAIN_SUCCEEDED);
+        assert_int_equal(r.resumed, 4);
+        assert_true(r.loss[0] == whole.loss[4]); /* to the bit */
+        same_result("whole", "broken", "interrupted");
+        p.optimizer = OPTIMIZER_ADAMW;
+        struct run plain = run_job(&m, data, &p, "plain", -1);
+        assert_true(whole.loss[2] != plain.loss[2]);
+        assert_true(fabs(whole.loss[whole.steps - 1] - plain.loss[plain.steps - 1]) < 0.1 * plain.loss[0]);
+        remove_tree(scratch);
+        free(data);
+        model_close(&m);
+        model_close(&other);
+    }
+}
+
 static void shell(const char *fmt, const char *a, const char *b)
 {
     char cmd[512];
@@ -153,10 +197,8 @@ static void test_disk(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_torn),
-        cmocka_unit_test(test_other_job),
-        cmocka_unit_test(test_disk),
+        cmocka_unit_test(test_resume),    cmocka_unit_test(test_resume_8bit), cmocka_unit_test(test_torn),
+        cmocka_unit_test(test_other_job), cmocka_unit_test(test_disk),
     };
     rig_begin(argc, argv);
     int failed = cmocka_run_group_tests_name("save", tests, NULL, NULL);

@@ -587,6 +587,8 @@ struct dev *dev_checked(struct dev *inner)
     if (!c) return inner;
     c->ops = *inner->ops;
     c->ops.memory = NULL; /* device management of the engine, not used by ops */
+    c->ops.alloc_host = NULL;
+    c->ops.free_host = NULL;
     c->ops.zero = NULL;
     c->ops.reserve = NULL;
     c->ops.replay = NULL;

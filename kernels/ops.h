@@ -157,9 +157,9 @@ struct add_args {
  * first.
  *
  * Float weights: x is used as it is, except with DT_BF16 and DT_F8 on a device opened with bf16_x: x is rounded to bf16
- * first, as everything in a model that runs in bf16 is, and k is summed in pairs. With DT_F8 the scale may multiply sums
- * of x times the codes' values. DT_NF4 weights are multiplied as the floats that they represent: on the cpu device y has
- * the bits that DT_F32 weights of the same values give. A device with rounds_more, opened with bf16_x, may also
+ * first, as everything in a model that runs in bf16 is, and k is summed in pairs. With DT_F8 the scale may multiply
+ * sums of x times the codes' values. DT_NF4 weights are multiplied as the floats that they represent: on the cpu device
+ * y has the bits that DT_F32 weights of the same values give. A device with rounds_more, opened with bf16_x, may also
  *  - for DT_F8: round the weight's values to bf16 first
  *  - for DT_NF4: round x and the weight's values (or those of nf4_code, before the scale is applied) to bf16 first, as
  *    bitsandbytes does for a model in bf16
@@ -486,7 +486,12 @@ struct dev_ops {
     /* The rest is for devices that have their own memory; NULL elsewhere. */
 
     void (*memory)(struct dev *, struct dev_memory *); /* may be called by any thread */
-    void (*zero)(struct dev *, void *, size_t bytes);  /* enqueued like an op */
+    /* Page-locked memory of the host that the caller, too, may read and write while nothing that uses it is enqueued.
+     * Ops take it as if it were the device's, at the speed of the bus. 64-byte aligned, zeroed; NULL when there is
+     * none. */
+    void *(*alloc_host)(struct dev *, size_t bytes);
+    void (*free_host)(struct dev *, void *);          /* waits for the device */
+    void (*zero)(struct dev *, void *, size_t bytes); /* enqueued like an op */
     /* Dry run: calls fn(ctx), which enqueues the largest work that is to come, with any pointers. Ops record the
      * scratch they need, nothing is launched. The device allocates the scratch now and never later: an op that needs
      * more fails. May be called again, with other work. @return 0, or -1 with dev_error set. */

@@ -15,6 +15,7 @@ enum {
 
 #define ADAMW_FLOATS 7.0      /* floats moved per parameter: four read, three written */
 #define ADAMW_8BIT_FLOATS 8.0 /* fewer are moved, but codes are searched */
+#define BUS 40.0              /* the time of a float over the bus, in those of one in the device's memory */
 
 void optim_init(struct optim *o, struct dev *d, struct scheduler_gate *gate)
 {
@@ -99,22 +100,35 @@ size_t optim_moment_floats(const struct optim *o)
     return o->n_f32 + o->n_8bit / sizeof(float) + o->n_8bit / BLOCK;
 }
 
+bool optim_moments_on_host(const struct optim *o)
+{
+    return o->offload && o->d->ops->alloc_host;
+}
+
+static void *alloc_moments(const struct optim *o)
+{
+    size_t bytes = optim_moment_floats(o) * sizeof(float);
+    return (optim_moments_on_host(o) ? o->d->ops->alloc_host : o->d->ops->alloc)(o->d, bytes);
+}
+
 int optim_alloc(struct optim *o, bool average, struct err *e)
 {
-    float **arrays[] = {&o->p, &o->g, &o->m, &o->v, &o->avg};
-    size_t moments = optim_moment_floats(o), floats[] = {o->n, o->n, moments, moments, o->n};
+    float **arrays[] = {&o->p, &o->g, &o->avg};
     bool ok = (o->sum = o->d->ops->alloc(o->d, (o->n_groups + 1) * sizeof *o->sum)) != NULL;
-    for (size_t i = 0; i < (average ? 5 : 4) && ok; i++)
-        ok = (*arrays[i] = o->d->ops->alloc(o->d, floats[i] * sizeof(float))) != NULL;
+    for (size_t i = 0; i < (average ? 3 : 2) && ok; i++)
+        ok = (*arrays[i] = o->d->ops->alloc(o->d, o->n * sizeof(float))) != NULL;
+    ok = ok && (o->m = alloc_moments(o)) && (o->v = alloc_moments(o));
     if (ok) return muon_alloc(&o->muon, o->d, e);
     return err_set(e, ERR_NOMEM, "no memory for %zu parameters with their gradients and moments", o->trained);
 }
 
 void optim_free(struct optim *o)
 {
-    void *arrays[] = {o->p, o->g, o->m, o->v, o->avg, o->sum};
+    void *arrays[] = {o->p, o->g, o->avg, o->sum}, *moments[] = {o->m, o->v};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         if (arrays[i]) o->d->ops->free(o->d, arrays[i]);
+    for (size_t i = 0; i < sizeof moments / sizeof *moments; i++)
+        if (moments[i]) (optim_moments_on_host(o) ? o->d->ops->free_host : o->d->ops->free)(o->d, moments[i]);
     muon_free(&o->muon, o->d);
     free(o->segment);
     free(o->group);
@@ -217,6 +231,13 @@ static void adamw_8bit(struct optim *o, size_t from, size_t moments, size_t n, c
                                                  .grad_scale = a->grad_scale});
 }
 
+/* Of one parameter, in floats moved. */
+static double cost_of(const struct optim *o, bool is_8bit)
+{
+    double bus = optim_moments_on_host(o) ? BUS * (is_8bit ? 1 : 4) : 0;
+    return bus + (is_8bit ? ADAMW_8BIT_FLOATS : ADAMW_FLOATS);
+}
+
 void optim_step(struct optim *o, const struct train_params *t, double rate, double scale, int64_t step)
 {
     struct muon_step u = {o->p, o->g, o->m, rate, t->weight_decay, scale, !t->f32};
@@ -235,7 +256,7 @@ void optim_step(struct optim *o, const struct train_params *t, double rate, doub
             a.n = n - i < SLICE ? n - i : SLICE;
             a.p = o->p + from + i, a.g = o->g + from + i, a.m = o->m + moments + i, a.v = o->v + moments + i;
             scheduler_gate_pass(o->gate);
-            scheduler_gate_cost(o->gate, WORK_STATE, (is_8bit ? ADAMW_8BIT_FLOATS : ADAMW_FLOATS) * (double)a.n);
+            scheduler_gate_cost(o->gate, WORK_STATE, cost_of(o, is_8bit) * (double)a.n);
             if (is_8bit)
                 adamw_8bit(o, from + i, moments + i, a.n, &a);
             else

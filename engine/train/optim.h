@@ -21,6 +21,7 @@
 enum { OPTIM_SEGMENTS_MAX = 1 << 16, OPTIM_8BIT_LEAST = 4096 /* as in bitsandbytes */ };
 struct optim {
     bool states_8bit;     /* set before the first group is added; not with muon */
+    bool offload;         /* m and v in the host's memory, where the device has its own; set before optim_alloc */
     size_t n, trained;    /* floats of p, g and avg; parameters among them */
     size_t n_f32, n_8bit; /* moments of either kind, padding included */
     float *p, *g;         /* (n) parameters, gradients */
@@ -52,6 +53,9 @@ void optim_group_layer(struct optim *, int layer); /* "layer.N" */
 size_t optim_add(struct optim *, size_t n, bool decay);
 /* The same for matrices updated by muon; the caller then registers each with muon_add. */
 size_t optim_add_muon(struct optim *, size_t n);
+/* Whether m and v are in the host's memory although the device has its own: page-locked, so that ops read and write
+ * them over the bus, and the host may when the device has finished. */
+bool optim_moments_on_host(const struct optim *);
 size_t optim_moment_floats(const struct optim *); /* the size of m and of v, in floats */
 int optim_alloc(struct optim *, bool average, struct err *);
 /* After the initial values were written to p: initialises the average with them. */

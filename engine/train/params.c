@@ -180,7 +180,7 @@ static uint64_t mix_tensor(uint64_t h, const struct tensor *t)
 uint64_t train_job_hash(const struct train_params *p, uint64_t data, uint64_t eval, const struct tensor_source *base,
                         const float *first, size_t n)
 {
-    /* recompute, save_steps and memory_mib are left out: they do not change the result. */
+    /* recompute, save_steps, memory_mib and offload_optimizer are left out: they do not change the result. */
     const double numbers[] = {
         p->method,
         p->epochs,

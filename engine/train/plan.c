@@ -125,7 +125,9 @@ static int plan_memory(struct train *t, struct err *e)
                        t->o.trained);
     p->weight_bytes = t->model->w.bytes;
     p->trainable = t->o.trained;
-    p->state_bytes = (size_t)copies * t->o.n * sizeof(float) + p->moment_bytes + muon_bytes(&t->o.muon);
+    p->offload = t->p.offload_optimizer && own;
+    p->state_bytes = (size_t)copies * t->o.n * sizeof(float) + muon_bytes(&t->o.muon);
+    if (!p->offload) p->state_bytes += p->moment_bytes;
     if (!t->lora_method) p->state_bytes += train_full_bytes(&t->full);
     double need = fit(t, room, block, &largest);
     note_machine(t, own, room);
@@ -161,6 +163,7 @@ int train_make_plan(struct train *t, struct err *e)
                    (unsigned long long)left_out, t->p.max_length);
     optim_init(&t->o, t->d, t->gate);
     t->o.states_8bit = t->p.optimizer == OPTIMIZER_ADAMW_8BIT;
+    t->o.offload = t->p.offload_optimizer;
     rc = t->lora_method ? train_lora_open(&t->lora, &t->model->c, &t->p, t->job.from, &t->o, e)
                         : train_full_open(&t->full, t->model, &t->p, &t->o, e);
     if (rc) return rc;

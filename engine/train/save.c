@@ -23,6 +23,11 @@ size_t train_array_floats(const struct train *t, int i)
     return i == 1 || i == 2 ? optim_moment_floats(&t->o) : t->o.n;
 }
 
+bool train_array_on_host(const struct train *t, int i)
+{
+    return (i == 1 || i == 2) && optim_moments_on_host(&t->o);
+}
+
 static int parts_of(struct train *t, struct ckpt_part part[PARTS_MAX])
 {
     static const char *const names[ARRAYS] = {"parameters", "moment1", "moment2", "average"};
@@ -59,6 +64,10 @@ int train_save(struct train *t, struct err *e)
 int train_load(struct train *t, int64_t most, struct err *e)
 {
     struct ckpt_part part[PARTS_MAX];
+    if (optim_moments_on_host(&t->o)) { /* which are written here, not by the device */
+        scheduler_gate_pass(t->gate);
+        t->d->ops->finish(t->d);
+    }
     int n = parts_of(t, part), rc = ckpt_read(t->ckpt_dir, t->hash, most, part, n, &t->saved, &t->warnings, e);
     if (rc || t->saved < 0) return rc;
     for (int i = 0; i < ARRAYS; i++)

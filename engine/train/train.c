@@ -53,7 +53,7 @@ static int take_memory(struct train *t, struct err *e)
     if (rc) return rc;
     for (int i = 0; i < ARRAYS; i++) {
         t->host[i] = train_device_array(t, i);
-        if (!t->host[i] || t->d->ops->host_memory) continue;
+        if (!t->host[i] || t->d->ops->host_memory || train_array_on_host(t, i)) continue;
         if (!(t->host[i] = mem_try_alloc(train_array_floats(t, i) * sizeof(float)))) rc = ERR_NOMEM;
     }
     if (t->eval.n && !(t->best = calloc(t->o.n, sizeof *t->best))) rc = ERR_NOMEM;

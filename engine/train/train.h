@@ -46,6 +46,7 @@ struct train_params {
     double max_grad_norm;                       /* 0: off; 1 */
     enum train_optimizer optimizer; /* adamw; adamw_8bit: with moments in 8 bits (optim.h); full: muon for the layers'
                                        matrices, adamw for the rest (muon.h) */
+    bool offload_optimizer;         /* its moments in the host's memory, where the device has its own; false */
     double dropout;                 /* full: on the outputs of attention and feed-forward and on embeddings; 0 */
     double ema_decay;               /* full: > 0: the average of the weights is evaluated and written; 0 */
     int lora_r;                     /* 1..256; 16 */
@@ -141,8 +142,9 @@ struct train_usage {
 struct train_plan {
     int64_t steps, rows, eval_rows, tokens_per_epoch, trained_tokens_per_epoch;
     size_t weight_bytes, trainable, state_bytes, activation_bytes; /* trainable: parameters */
-    size_t moment_bytes;                                           /* of the optimizer's moments, part of state_bytes */
-    int micro_tokens;                                              /* of a micro-batch at most */
+    size_t moment_bytes; /* of the optimizer's moments; part of state_bytes, unless `offload` */
+    bool offload;        /* the moments are in the host's memory, the rest in the device's own */
+    int micro_tokens;    /* of a micro-batch at most */
     bool recompute;
     int most_tokens;    /* what micro_tokens would be with more memory */
     size_t kept_bytes;  /* activation_bytes if nothing were recomputed */

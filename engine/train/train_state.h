@@ -59,8 +59,8 @@ struct train {
     struct train_plan plan;
     struct train_state st;
 
-    float *host[ARRAYS]; /* p, m, v, avg on the host: the device's arrays when it shares memory, else copies for
-                            checkpoints */
+    float *host[ARRAYS]; /* p, m, v, avg on the host: the device's arrays when they are in the host's memory, else
+                            copies for checkpoints */
     float *best;         /* the best evaluated p, or avg; NULL without evaluation */
     char *ckpt_dir;
     uint64_t hash;
@@ -102,6 +102,7 @@ struct op_chunks train_chunks(const struct train *);
 /* The optimizer's device array that corresponds to host[i]; NULL: not present. */
 float *train_device_array(const struct train *, int i);
 size_t train_array_floats(const struct train *, int i);
+bool train_array_on_host(const struct train *, int i); /* although the device has its own memory */
 int train_save(struct train *, struct err *);
 /* Loads the newest checkpoint of step `most` or earlier; if there was one, t->saved >= 0. */
 int train_load(struct train *, int64_t most, struct err *);

@@ -231,6 +231,8 @@ void gpu_kv_close(struct dev *, struct kv *);
 
 void *gpu_alloc(struct dev *, size_t bytes);
 void gpu_free(struct dev *, void *);
+void *gpu_alloc_host(struct dev *, size_t bytes);
+void gpu_free_host(struct dev *, void *);
 void gpu_upload(struct dev *, void *device, const void *host, size_t bytes);
 void gpu_download(struct dev *, void *host, const void *device, size_t bytes);
 void gpu_memory(struct dev *, struct dev_memory *);

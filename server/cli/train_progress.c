@@ -88,11 +88,11 @@ static void show_plan(FILE *out, const struct train_plan *p)
     fprintf(out, "; %lld tokens an epoch, %lld of them trained; %lld steps\n", (long long)p->tokens_per_epoch,
             (long long)p->trained_tokens_per_epoch, (long long)p->steps);
     fprintf(out,
-            "%.3f M parameters are trained; memory: %.0f MiB weights, %.0f parameters and moments (%.1f of moments), %.0f "
-            "activations of %d tokens%s\n",
+            "%.3f M parameters are trained; memory: %.0f MiB weights, %.0f parameters and moments (%.1f of moments%s), "
+            "%.0f activations of %d tokens%s\n",
             (double)p->trainable * 1e-6, (double)p->weight_bytes / MIB, (double)p->state_bytes / MIB,
-            (double)p->moment_bytes / MIB, (double)p->activation_bytes / MIB, p->micro_tokens,
-            p->recompute ? " (computed again on the way back)" : "");
+            (double)p->moment_bytes / MIB, p->offload ? " more on the host" : "", (double)p->activation_bytes / MIB,
+            p->micro_tokens, p->recompute ? " (computed again on the way back)" : "");
 }
 
 void train_summary_text(struct buf *out, const struct train_progress *p, const struct train_usage *u)

@@ -45,6 +45,7 @@ void job_put_plan(struct buf *d, const struct train_plan *p)
     put_number(d, "trainable_parameters", (double)p->trainable);
     put_number(d, "state_bytes", (double)p->state_bytes);
     put_number(d, "moment_bytes", (double)p->moment_bytes);
+    buf_printf(d, ",\"offload_optimizer\":%s", p->offload ? "true" : "false");
     put_number(d, "activation_bytes", (double)p->activation_bytes);
     put_number(d, "micro_tokens", (double)p->micro_tokens);
     buf_printf(d, ",\"recompute\":%s", p->recompute ? "true" : "false");

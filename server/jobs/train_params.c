@@ -83,6 +83,7 @@ static const struct field {
     {"epsilon", K_NUMBER, AT(epsilon), NULL},
     {"max_grad_norm", K_NUMBER, AT(max_grad_norm), NULL},
     {"optimizer", K_CHOICE, AT(optimizer), optimizer_names},
+    {"offload_optimizer", K_BOOL, AT(offload_optimizer), NULL},
     {"dropout", K_NUMBER, AT(dropout), NULL},
     {"ema_decay", K_NUMBER, AT(ema_decay), NULL},
     {"lora_r", K_INT, AT(lora_r), NULL},

@@ -213,6 +213,8 @@ void fill_table(struct dev_ops *o)
     o->finish = gpu_finish;
     o->close = gpu_close;
     o->memory = gpu_memory;
+    o->alloc_host = gpu_alloc_host;
+    o->free_host = gpu_free_host;
     o->zero = gpu_zero;
     o->reserve = gpu_reserve;
     o->replay = gpu_replay;

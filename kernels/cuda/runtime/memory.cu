@@ -169,6 +169,26 @@ void gpu_free(struct dev *head, void *p)
     note_largest(d);
 }
 
+/* With unified addressing the device reaches page-locked memory under the host's address. */
+void *gpu_alloc_host(struct dev *head, size_t bytes)
+{
+    gpu_dev *d = gpu_of(head);
+    void *p = nullptr;
+    if (!gpu_alive(d, "alloc_host")) return nullptr;
+    if (cudaMallocHost(&p, bytes ? bytes : 1) != cudaSuccess) {
+        cudaGetLastError(); /* out of memory is not a failure of the device */
+        return nullptr;
+    }
+    return memset(p, 0, bytes);
+}
+
+void gpu_free_host(struct dev *head, void *p)
+{
+    gpu_dev *d = gpu_of(head);
+    if (!p || d->lost) return;
+    if (gpu_check(d, "free_host", cudaStreamSynchronize(d->stream))) gpu_check(d, "free_host", cudaFreeHost(p));
+}
+
 void gpu_memory(struct dev *head, struct dev_memory *m)
 {
     const gpu_dev *d = gpu_of(head);

@@ -1,4 +1,5 @@
 /* A trainer interrupted, resumed, and without room on the disk. */
+#include "kernels/ops.h"
 #include "tests/unit/engine/train/train_rig.h"
 
 #include <fcntl.h>
@@ -100,6 +101,46 @@ static void test_resume_8bit(void **state)
     }
 }
 
+/* On a device with its own memory: moments in the host's memory change no byte, nor does going on without it. */
+static void test_offload(void **state)
+{
+    (void)state;
+    char why[160];
+    struct dev *d = dev_open(&(struct dev_config){.name = "simt", .threads = 1}, why);
+    if (!d) return; /* not in this build */
+    dev_close(d);
+    for (int eight = 0; eight < 2; eight++) {
+        struct model m = open_model("qwen2", "simt", 1);
+        struct dataset *data = rows_make(6, m.c.vocab, 6);
+        struct train_params p = params(TRAIN_LORA);
+        struct train_plan here, there;
+        struct err e = {0};
+        struct train_job job = {.p = p, .data = data};
+        p.max_steps = 3;
+        p.batch_tokens = 48;
+        p.lora_r = 64;
+        p.optimizer = eight ? OPTIMIZER_ADAMW_8BIT : OPTIMIZER_ADAMW;
+        job.p = p;
+        assert_int_equal(run_job(&m, data, &p, "whole", -1).last, TRAIN_SUCCEEDED);
+        assert_int_equal(train_plan_job(&job, &m, NULL, &here, &e), 0);
+        job.p.offload_optimizer = p.offload_optimizer = true;
+        assert_int_equal(train_plan_job(&job, &m, NULL, &there, &e), 0);
+        assert_true(!here.offload && there.offload && here.moment_bytes == there.moment_bytes);
+        assert_int_equal(here.state_bytes - there.state_bytes, here.moment_bytes);
+        assert_int_equal(run_job(&m, data, &p, "broken", 2).last, TRAIN_PAUSED);
+        p.offload_optimizer = false;
+        struct run r = run_job(&m, data, &p, "broken", -1);
+        assert_int_equal(r.resumed, 2);
+        same_result("whole", "broken", "offloaded, then not");
+        p.offload_optimizer = true;
+        assert_int_equal(run_job(&m, data, &p, "there", -1).last, TRAIN_SUCCEEDED);
+        same_result("whole", "there", "offloaded");
+        remove_tree(scratch);
+        free(data);
+        model_close(&m);
+    }
+}
+
 static void shell(const char *fmt, const char *a, const char *b)
 {
     char cmd[512];
@@ -197,8 +238,8 @@ static void test_disk(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_resume),    cmocka_unit_test(test_resume_8bit), cmocka_unit_test(test_torn),
-        cmocka_unit_test(test_other_job), cmocka_unit_test(test_disk),
+        cmocka_unit_test(test_resume), cmocka_unit_test(test_resume_8bit), cmocka_unit_test(test_offload),
+        cmocka_unit_test(test_torn),   cmocka_unit_test(test_other_job),   cmocka_unit_test(test_disk),
     };
     rig_begin(argc, argv);
     int failed = cmocka_run_group_tests_name("save", tests, NULL, NULL);

@@ -15,7 +15,7 @@
 #include "kernels/num.h"
 
 #include <math.h>
-#include <stddef.h>
+#include <stdbool.h>
 
 enum {
     DYNAMIC8_BLOCK = 256,

@@ -11,7 +11,7 @@
 namespace GPU_NAMESPACE {
 namespace {
 
-enum { THREADS = 256, WARPS = THREADS / 32, GROUPS = DYNAMIC8_BLOCK / 128 };
+const int THREADS = 256, WARPS = THREADS / 32, GROUPS = DYNAMIC8_BLOCK / 128;
 
 struct adamw_8bit_scalars {
     float grad_scale, keep, beta1, new1, beta2, new2, lr, eps, root_bias2;

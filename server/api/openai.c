@@ -1,4 +1,5 @@
-/* POST /v1/completions and /v1/chat/completions in OpenAI's convention.
+/* POST /v1/completions and /v1/chat/completions in OpenAI's convention, and /v1/messages in Anthropic's, whose bodies
+ * are rewritten as those of chats (messages_params.h).
  *
  * Steps of an exchange: admission (admission.h, before any work) -> read and check the parameters -> find the model ->
  * render the chat and tokenise (on the pool when long) -> compile the constraint, if any -> submit every sequence
@@ -10,6 +11,8 @@
 #include "server/access/admission.h"
 #include "server/access/client.h"
 #include "server/api/app.h"
+#include "server/api/messages_answer.h"
+#include "server/api/messages_params.h"
 #include "server/api/models.h"
 #include "server/api/openai_answer.h"
 #include "server/api/request_body.h"
@@ -34,6 +37,9 @@
 enum {
     ECHO_MAX = 64 * 1024 * 1024, /* bytes of all prompts echoed in one answer */
 };
+
+/* whose convention an answer follows */
+enum style { STYLE_OPENAI, STYLE_MESSAGES, STYLE_COUNT /* of tokens: nothing is generated */ };
 
 struct exchange;
 
@@ -62,6 +68,7 @@ struct exchange {
     _Atomic bool gone; /* the pool's flag: closed, or past its deadline */
     uint64_t client;
     enum openai_route route;
+    enum style style;
     struct openai_params params;
     struct openai_limits limits;
     struct http_body body; /* while it is read on the pool */
@@ -86,6 +93,7 @@ struct exchange {
     int n, n_done, n_late;
     struct openai_usage usage;
     struct sse sse;
+    struct messages_stream blocks; /* STYLE_MESSAGES */
     struct buf out;
 };
 
@@ -108,6 +116,7 @@ static void exchange_unref(struct exchange *x)
     body_free_json(x->app->bridge, x->client, tree);
     http_body_free(&x->body);
     reservation_free(&x->held);
+    messages_stream_free(&x->blocks);
     free(x);
 }
 
@@ -143,17 +152,36 @@ static void on_close(struct http_req *req)
 
 /* ---- errors ---------------------------------------------------------------------------------------------------- */
 
+/* Appends an error in the convention of the route. */
+static void put_error(const struct exchange *x, struct buf *out, int status, const char *code, const char *param,
+                      const char *msg)
+{
+    static const char chat[] = "response_format"; /* where messages_to_chat puts output_config.format */
+    struct buf text = {0};
+    if (x->style == STYLE_OPENAI) {
+        store_request_put_error(out, true, status, code, param, msg);
+        return;
+    }
+    bool format = strncmp(msg, chat, sizeof chat - 1) == 0;
+    buf_printf(&text, "%s%s", format ? "output_config.format" : "", format ? msg + sizeof chat - 1 : msg);
+    if (x->sse.hub)
+        messages_put_error_event(out, status, text.data);
+    else
+        http_put_anthropic_error(out, status, text.data);
+    buf_free(&text);
+}
+
 static void reply_error(struct exchange *x, int status, const char *code, const char *param, const char *msg)
 {
     struct buf out = {0};
     if (status < 500) metrics_reject(&x->app->metrics, REJECT_VALIDATION);
-    store_request_put_error(&out, true, status, code, param, msg);
+    put_error(x, &out, status, code, param, msg);
     http_reply(x->req, status, "application/json", out.data, out.len);
     buf_free(&out);
 }
 
 /* Appends the error of a generation that failed. */
-static void put_failure(struct buf *out, const struct event *done)
+static void put_failure(const struct exchange *x, struct buf *out, const struct event *done)
 {
     struct err e = {0};
     bool failed = done->finish == FINISH_ERROR;
@@ -161,8 +189,7 @@ static void put_failure(struct buf *out, const struct event *done)
             !failed       ? "the server is stopping"
             : done->error ? done->error
                           : "unknown");
-    store_request_put_error(out, true, failed ? 500 : 503, failed ? "generation" : "incomplete_generation", NULL,
-                            e.msg);
+    put_error(x, out, failed ? 500 : 503, failed ? "generation" : "incomplete_generation", NULL, e.msg);
 }
 
 static bool has_failed(const struct event *done)
@@ -199,6 +226,10 @@ static void work_render(void *arg)
 {
     struct exchange *x = arg;
     int n = x->params.n, best_of = x->params.best_of, count = 0;
+    if (x->style == STYLE_MESSAGES) {
+        messages_put_whole(&x->out, &x->head, &x->seqs[0].choice, x->config.thinking, &x->usage);
+        return;
+    }
     struct choice **choices = mem_array((size_t)x->n, sizeof *choices);
     for (int p = 0; p < x->params.n_prompts; p++) {
         struct choice **own = choices + count;
@@ -247,7 +278,7 @@ static void on_gather(void *arg, const struct event *ev, const struct event_batc
     if (has_failed(ev)) {
         struct buf out = {0};
         cancel_all(x);
-        put_failure(&out, ev);
+        put_failure(x, &out, ev);
         http_reply(x->req, ev->finish == FINISH_ERROR ? 500 : 503, "application/json", out.data, out.len);
         buf_free(&out);
         return;
@@ -270,7 +301,8 @@ static void on_drain(struct http_req *req)
 
 static void send_out(struct exchange *x)
 {
-    bool more = sse_send(&x->sse, x->out.data, x->out.len);
+    bool more = x->style == STYLE_MESSAGES ? sse_write(&x->sse, x->out.data, x->out.len)
+                                           : sse_send(&x->sse, x->out.data, x->out.len);
     buf_clear(&x->out);
     for (int i = 0; i < x->n && !more; i++)
         if (x->seqs[i].gen) bridge_pause(x->seqs[i].gen);
@@ -287,13 +319,25 @@ static void send_chunk(struct exchange *x, const struct sequence *seq, enum open
 
 static void end_stream(struct exchange *x)
 {
-    sse_send(&x->sse, "[DONE]", 6);
+    if (x->style == STYLE_OPENAI) sse_send(&x->sse, "[DONE]", 6);
     sse_stop(&x->sse);
     if (x->req) http_end(x->req);
 }
 
+/* The same in Anthropic's convention. */
+static void send_blocks(struct exchange *x, struct sequence *seq)
+{
+    for (; choice_ready(&seq->choice); choice_clear(&seq->choice))
+        messages_put_ready(&x->out, &x->blocks, &seq->choice);
+    if (x->out.len) send_out(x);
+}
+
 static void send_ready(struct exchange *x, struct sequence *seq, bool over)
 {
+    if (x->style == STYLE_MESSAGES) {
+        send_blocks(x, seq);
+        return;
+    }
     bool chat = x->route == OPENAI_CHAT;
     if (chat && !seq->started) send_chunk(x, seq, CHUNK_ROLE);
     seq->started = true;
@@ -310,14 +354,14 @@ static void finish_sequence(struct exchange *x, struct sequence *seq, const stru
     seq->gen = NULL;
     if (has_failed(done)) {
         cancel_all(x);
-        put_failure(&x->out, done);
+        put_failure(x, &x->out, done);
         send_out(x);
         end_stream(x);
         return;
     }
     if (all_late(x, done)) {
         metrics_reject(&x->app->metrics, REJECT_DEADLINE);
-        store_request_put_error(&x->out, true, 504, "timeout", NULL, "Request timed out: " ADMISSION_LATE);
+        put_error(x, &x->out, 504, "timeout", NULL, "Request timed out: " ADMISSION_LATE);
         send_out(x);
         end_stream(x);
         return;
@@ -325,10 +369,11 @@ static void finish_sequence(struct exchange *x, struct sequence *seq, const stru
     send_ready(x, seq, true);
     add_usage(x, seq, done);
     if (++x->n_done < x->n) return;
-    if (x->params.include_usage) {
+    if (x->style == STYLE_MESSAGES)
+        messages_put_end(&x->out, &x->blocks, &seq->choice, &x->usage);
+    else if (x->params.include_usage)
         openai_put_usage_chunk(&x->out, &x->head, &x->usage);
-        send_out(x);
-    }
+    if (x->out.len) send_out(x);
     end_stream(x);
 }
 
@@ -398,6 +443,17 @@ static void on_late(void *arg)
     admission_reply_late(x->req);
 }
 
+static void start_stream(struct exchange *x)
+{
+    x->req->on_drain = on_drain;
+    if (x->style == STYLE_MESSAGES) x->sse.keepalive = MESSAGES_PING;
+    sse_start(&x->sse, x->app->sse, x->req);
+    if (x->style != STYLE_MESSAGES) return;
+    if (x->config.thinking) thinking_begin_inside(&x->blocks.split);
+    messages_put_start(&x->out, &x->head, &x->usage);
+    send_out(x);
+}
+
 static void start_generation(struct exchange *x)
 {
     struct err e = {0};
@@ -418,8 +474,7 @@ static void start_generation(struct exchange *x)
         reply_error(x, rc == ERR_NOT_FOUND ? 404 : 400, rc == ERR_NOT_FOUND ? "model_not_found" : "invalid_value",
                     rc == ERR_NOT_FOUND ? "model" : NULL, e.msg);
     } else if (x->params.stream) {
-        x->req->on_drain = on_drain;
-        sse_start(&x->sse, x->app->sse, x->req);
+        start_stream(x);
     }
 }
 
@@ -509,7 +564,7 @@ static void prepare(void *arg)
 {
     struct exchange *x = arg;
     size_t echo = 0;
-    if (x->route == OPENAI_CHAT) prepare_tools(x);
+    if (x->route == OPENAI_CHAT && x->style != STYLE_COUNT) prepare_tools(x);
     if (!x->failed.code) x->failed_param = x->route == OPENAI_CHAT ? "messages" : "prompt";
     for (int p = 0; p < x->params.n_prompts && !x->failed.code && !atomic_load(&x->gone); p++) {
         if (x->route == OPENAI_CHAT)
@@ -524,11 +579,21 @@ static void prepare(void *arg)
     }
 }
 
+static void reply_count(struct exchange *x)
+{
+    struct buf out = {0};
+    buf_printf(&out, "{\"input_tokens\":%zu}", x->prompts[0].n);
+    http_reply(x->req, 200, "application/json", out.data, out.len);
+    buf_free(&out);
+}
+
 static void on_prepared(void *arg)
 {
     struct exchange *x = arg;
     bool wanted = !atomic_load(&x->gone);
-    if (wanted && x->failed.code) {
+    if (wanted && !x->failed.code && x->style == STYLE_COUNT) {
+        reply_count(x);
+    } else if (wanted && x->failed.code) {
         if (!body_reply_memory(x->app, x->req, &x->failed))
             reply_error(x, 400, "invalid_value", x->failed_param, x->failed.msg);
     } else if (wanted) {
@@ -544,9 +609,10 @@ static void on_prepared(void *arg)
 
 static void make_id(struct exchange *x)
 {
-    const char *lead = x->route == OPENAI_CHAT ? "chatcmpl" : "cmpl";
-    snprintf(x->id, sizeof x->id, "%s-%s", lead, x->req->id);
+    const char *lead = x->style != STYLE_OPENAI ? "msg_" : x->route == OPENAI_CHAT ? "chatcmpl-" : "cmpl-";
+    snprintf(x->id, sizeof x->id, "%s%s", lead, x->req->id);
     http_set_id(x->req, x->id); /* the answer's id is also the request id, unless the client sent one */
+    if (x->style != STYLE_OPENAI) http_set_header(x->req, "request-id", x->req->id);
     x->head = (struct openai_head){
         .route = x->route,
         .params = &x->params,
@@ -605,16 +671,32 @@ static void begin_read(struct exchange *x)
     if (x->status && body_reply_memory(x->app, x->req, &x->err)) return;
     if (x->status) {
         reply_error(x, x->status, x->params.code, x->param, x->err.msg);
+    } else if (x->style == STYLE_COUNT) {
+        begin(x);
     } else if (admission_handle_reserve(x->handle, x->req, &need)) {
         admission_handle_watch(x->handle, on_late, x);
         begin(x);
     }
 }
 
+/* Any thread. */
+static void read_fields(struct exchange *x, const char *body, size_t len)
+{
+    struct messages_chat chat = {0};
+    if (x->style != STYLE_OPENAI && !messages_to_chat(body, len, x->style == STYLE_COUNT, &chat, &x->err))
+        x->status = 400;
+    else if (x->style != STYLE_OPENAI)
+        x->status =
+            openai_params_parse(&x->params, x->route, &x->limits, chat.text.data, chat.text.len, &x->err, &x->param);
+    else
+        x->status = openai_params_parse(&x->params, x->route, &x->limits, body, len, &x->err, &x->param);
+    messages_chat_free(&chat);
+}
+
 static void work_read(void *arg)
 {
     struct exchange *x = arg;
-    x->status = openai_params_parse(&x->params, x->route, &x->limits, x->body.data, x->body.len, &x->err, &x->param);
+    read_fields(x, x->body.data, x->body.len);
     http_body_free(&x->body);
     const char *code = x->params.code;
     if (!x->status) return;
@@ -629,11 +711,12 @@ static void after_read(void *arg)
     exchange_unref(x);
 }
 
-static void handle(struct http_req *req, enum openai_route route)
+static void handle(struct http_req *req, enum openai_route route, enum style style)
 {
     struct app *app = req->app;
-    struct admission_handle *handle = admission_enter(req);
-    if (!handle) return;
+    struct admission_handle *handle = NULL;
+    if (style == STYLE_COUNT && admission_refuses(req, &(struct admission_light_request){.works = true})) return;
+    if (style != STYLE_COUNT && !(handle = admission_enter(req))) return;
     struct exchange *x = mem_zalloc(sizeof *x);
     int places = app->info->max_seqs + app->set->max_queue; /* all sequences are queued at once */
     *x = (struct exchange){.refs = 2,
@@ -642,12 +725,14 @@ static void handle(struct http_req *req, enum openai_route route)
                            .handle = handle,
                            .client = client_id(req),
                            .route = route,
+                           .style = style,
                            .body_len = req->body_len};
     x->limits = (struct openai_limits){
         .max_stop = app->set->max_stop_sequences,
         .max_choices = app->set->max_choices < places ? app->set->max_choices : places,
         .longest_token = app->longest_token,
         .info = app->info,
+        .messages = style != STYLE_OPENAI,
     };
     req->user = x;
     req->on_answer = on_answer;
@@ -657,17 +742,27 @@ static void handle(struct http_req *req, enum openai_route route)
         bridge_work(app->bridge, x->client, work_read, after_read, x); /* takes over this reference */
         return;
     }
-    x->status = openai_params_parse(&x->params, route, &x->limits, req->body, req->body_len, &x->err, &x->param);
+    read_fields(x, req->body, req->body_len);
     begin_read(x);
     exchange_unref(x); /* NOLINT(clang-analyzer-unix.Malloc): one of two references */
 }
 
 void api_completions(struct http_req *req)
 {
-    handle(req, OPENAI_COMPLETIONS);
+    handle(req, OPENAI_COMPLETIONS, STYLE_OPENAI);
 }
 
 void api_chat_completions(struct http_req *req)
 {
-    handle(req, OPENAI_CHAT);
+    handle(req, OPENAI_CHAT, STYLE_OPENAI);
+}
+
+void api_messages(struct http_req *req)
+{
+    handle(req, OPENAI_CHAT, STYLE_MESSAGES);
+}
+
+void api_messages_count(struct http_req *req)
+{
+    handle(req, OPENAI_CHAT, STYLE_COUNT);
 }

@@ -472,9 +472,9 @@ int openai_params_parse(struct openai_params *p, enum openai_route route, const 
     bool good = cJSON_IsObject(p->tree) || fields_refuse(&c.f, NULL, "expected a JSON object");
     good = good && fields_string(&c.f, "model", &p->model) && check_stream(&c) && check_output(&c) &&
            check_sampling(&c) && check_seed(&c) && check_counts(&c) && check_lengths(&c) && check_logprobs(&c) &&
-           fields_stop(&c.f, "stop", lim->max_stop, &p->gen, p->stop) && fields_stop_ids(&c.f, &p->gen, p->stop_ids) &&
-           fields_bias(&c.f, &p->gen, &p->bias) && fields_extras(&c.f, &p->gen) &&
-           fields_timeout(&c.f, &p->timeout_ms) && check_unsupported(&c) &&
+           fields_stop(&c.f, lim->messages ? "stop_sequences" : "stop", lim->max_stop, &p->gen, p->stop) &&
+           fields_stop_ids(&c.f, &p->gen, p->stop_ids) && fields_bias(&c.f, &p->gen, &p->bias) &&
+           fields_extras(&c.f, &p->gen) && fields_timeout(&c.f, &p->timeout_ms) && check_unsupported(&c) &&
            (route == OPENAI_CHAT ? check_chat(&c) : check_prompts(&c)) && check_constraint(&c) && check_total(&c);
     *param = c.f.param;
     return good ? 0 : 400;
@@ -488,6 +488,12 @@ int openai_params_fit(struct openai_params *p, enum openai_route route, const st
     int64_t usual = route == OPENAI_CHAT || rest < OPENAI_DEFAULT_TOKENS ? rest : OPENAI_DEFAULT_TOKENS;
     int64_t wanted = p->max_tokens ? p->max_tokens : usual;
     *param = where;
+    if (lim->messages && rest >= 1 && wanted > rest) wanted = rest; /* Claude Code always asks for 32,000 and more */
+    if (lim->messages &&
+        rest < 1) { /* in these words, which Claude Code looks for: it then shortens the conversation */
+        err_set(e, ERR_INVALID, "prompt is too long: %zu tokens > %lld maximum", n, (long long)total - 1);
+        return 400;
+    }
     if (n < 1) return err_set(e, ERR_INVALID, "%s: there are no tokens in it", where), 400;
     if (rest < 1 || wanted > rest) {
         p->code = "context_length_exceeded";

@@ -251,11 +251,45 @@ const char *http_openai_type(int status)
     }
 }
 
-/* In the format of the route's API: OpenAI's below /v1/, otherwise TGI's. */
+static const char *anthropic_type(int status)
+{
+    switch (status) {
+    case 401: return "authentication_error";
+    case 403: return "permission_error";
+    case 404: return "not_found_error";
+    case 413: return "request_too_large";
+    case 429: return "rate_limit_error";
+    case 503: return "overloaded_error";
+    case 504: return "timeout_error";
+    default: return status >= 500 ? "api_error" : "invalid_request_error";
+    }
+}
+
+void http_put_anthropic_error(struct buf *out, int status, const char *msg)
+{
+    buf_printf(out, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":", anthropic_type(status));
+    json_put_string(out, msg, strlen(msg));
+    buf_str(out, "}}");
+}
+
+static bool speaks_anthropic(const char *path)
+{
+    static const char messages[] = "/v1/messages";
+    size_t n = sizeof messages - 1;
+    return strncmp(path, messages, n) == 0 && (!path[n] || path[n] == '/');
+}
+
+/* In the format of the route's API: Anthropic's, OpenAI's below /v1/, otherwise TGI's. */
 static void reply_error(struct http_req *req, int status, const char *type, const char *text)
 {
     struct buf b = {0};
     bool openai = strncmp(req->path, "/v1/", 4) == 0;
+    if (speaks_anthropic(req->path)) {
+        http_put_anthropic_error(&b, status, text);
+        http_reply(req, status, "application/json", b.data, b.len);
+        buf_free(&b);
+        return;
+    }
     buf_str(&b, openai ? "{\"error\":{\"message\":" : "{\"error\":");
     json_put_string(&b, text, strlen(text));
     if (openai)

@@ -84,12 +84,15 @@ void http_set_header(struct http_req *, const char *name, const char *value);
 
 /* Sends a whole answer.  type: the Content-Type (NULL: none).  Copies the body. */
 void http_reply(struct http_req *, int status, const char *type, const void *body, size_t len);
-/* {"error": message, "error_type": type} in TGI's format, below /v1/ in OpenAI's; message is escaped. */
+/* {"error": message, "error_type": type} in TGI's format, below /v1/ in OpenAI's, at and below /v1/messages in
+ * Anthropic's; message is escaped. */
 __attribute__((format(printf, 4, 5))) void http_reply_error(struct http_req *, int status, const char *type,
                                                             const char *fmt, ...);
 
 /* @return the type of OpenAI's errors with this status. */
 const char *http_openai_type(int status);
+/* {"type":"error","error":{"type":...,"message":...}} as Anthropic's servers have it */
+void http_put_anthropic_error(struct buf *out, int status, const char *msg);
 
 /* Begins a streamed answer: chunked on HTTP/1.1, delimited by close on 1.0. */
 void http_start(struct http_req *, int status, const char *type);

@@ -42,7 +42,7 @@ void sse_hub_close(struct sse_hub *h)
     uv_close((uv_handle_t *)&h->timer, on_closed);
 }
 
-/* A comment goes out between silence_ns and 1.25 times it after the last event. */
+/* A sign of life goes out between silence_ns and 1.25 times it after the last event. */
 static void on_timer(uv_timer_t *t)
 {
     struct sse_hub *h = t->data;
@@ -51,7 +51,8 @@ static void on_timer(uv_timer_t *t)
         next = s->next; /* a failed write may close the exchange, and with it this stream */
         if (now - s->last_write < h->silence_ns) continue;
         s->last_write = now;
-        http_write(s->req, ":\n\n", 3);
+        const char *sign = s->keepalive ? s->keepalive : ":\n\n";
+        http_write(s->req, sign, strlen(sign));
     }
 }
 

@@ -1,4 +1,4 @@
-/* Server-sent events: the stream's headers, its events, and the comment line that keeps an idle stream open.  Loop
+/* Server-sent events: the stream's headers, its events, and what keeps an idle stream open.  Loop
  * thread. */
 #ifndef TANDEM_SERVER_NET_SSE_H
 #define TANDEM_SERVER_NET_SSE_H
@@ -22,7 +22,9 @@ struct sse {
     struct sse *next, *prev;
     struct sse_hub *hub;
     struct http_req *req;
-    uint64_t last_write; /* clock_now() */
+    uint64_t last_write;   /* clock_now() */
+    const char *keepalive; /* set before sse_start: what keeps it open while it is idle, with its line breaks; NULL: a
+                              comment */
 };
 
 /* Sends status 200 and the headers. */

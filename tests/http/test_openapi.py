@@ -103,6 +103,8 @@ def tame(case, daemon):
     if case.operation.path in ("/generate", "/generate_stream", "/"):
         if isinstance(body.setdefault("parameters", {}), dict):
             little(body["parameters"], "max_new_tokens", 4)
+    if case.operation.path == "/v1/messages":
+        little(body, "max_tokens", 4)
     if case.operation.path in ("/v1/completions", "/v1/chat/completions"):
         little(body, "max_tokens", 4)
         for name in ("n", "best_of", "max_completion_tokens"):

@@ -12,15 +12,18 @@
 #include <string.h>
 
 /* One request of a row: a window of a text, a choice, or a generation. */
-struct part {
+struct evaluation_part {
     struct evaluation *owner;
-    struct part *prev, *next;
+    struct evaluation_part *prev, *next;
+    struct gen_request request;
+    int32_t *ids; /* of its prompt */
     size_t row;
     int index;  /* of the choice */
     int first;  /* the first token of the prompt that is scored */
     int scored; /* tokens so far */
     double logprob, work;
-    struct buf text; /* generated */
+    struct buf text;  /* generated */
+    struct event end; /* its EV_DONE */
 };
 
 struct evaluation {
@@ -41,7 +44,7 @@ struct evaluation {
     struct buf rendered;
     int32_t *ids; /* of the next request */
     size_t ids_cap;
-    struct part *live;
+    struct evaluation_part *live; /* prepared, and not scored yet */
     struct evaluation_progress progress;
 };
 
@@ -78,7 +81,7 @@ struct evaluation *evaluation_open(const struct evaluation_rows *rows, const str
     return NULL;
 }
 
-static void part_free(struct part *p)
+void evaluation_part_drop(struct evaluation_part *p)
 {
     struct evaluation *v = p->owner;
     if (p->prev)
@@ -87,13 +90,14 @@ static void part_free(struct part *p)
         v->live = p->next;
     if (p->next) p->next->prev = p->prev;
     buf_free(&p->text);
+    free(p->ids);
     free(p);
 }
 
 void evaluation_close(struct evaluation *v)
 {
     if (!v) return;
-    while (v->live) part_free(v->live);
+    while (v->live) evaluation_part_drop(v->live);
     for (size_t i = 0; i < v->rows->n; i++) {
         free(v->answers[i].logprob);
         free(v->answers[i].text);
@@ -136,46 +140,49 @@ static int put_ids(struct evaluation *v, bool prefixed, const struct tokens *t, 
     return (int)n;
 }
 
-/* Submits v->ids[0, n) without those on the left that are more than `most`. */
-static int submit(struct evaluation *v, struct part part, int n, int most, struct gen_request r, struct err *e)
+/* Prepares a request of v->ids[0, n) without those on the left that are more than `most`. */
+static struct evaluation_part *add_part(struct evaluation *v, struct evaluation_part part, int n, int most,
+                                        struct gen_request r)
 {
     int drop = n > most ? n - most : 0;
-    struct part *p = mem_zalloc(sizeof *p);
+    struct evaluation_part *p = mem_zalloc(sizeof *p);
     part.first = part.first > drop ? part.first - drop : 0;
     part.owner = v;
     part.row = v->row;
     part.next = v->live;
-    *p = part;
-    if (v->live) v->live->prev = p;
-    v->live = p;
-    r.prompt = v->ids + drop;
+    part.ids = mem_array((size_t)(n - drop), sizeof *part.ids);
+    memcpy(part.ids, v->ids + drop, (size_t)(n - drop) * sizeof *part.ids);
+    r.prompt = part.ids;
     r.n_prompt = n - drop;
     r.sampling = (struct sampling_params){.repetition = 1, .temperature = 1};
     r.logprobs_from = part.first;
     r.adapter = v->adapter;
     r.user = p;
+    part.request = r;
+    *p = part;
+    if (v->live) v->live->prev = p;
+    v->live = p;
     v->progress.truncated += drop > 0;
-    if (engine_submit(v->engine, &r, e)) return 0;
-    part_free(p);
-    return e->code;
+    return p;
 }
 
 /* A prompt whose tokens from `first` on are scored; the one generated token is not looked at. */
-static int submit_scored(struct evaluation *v, struct part part, int n, struct err *e)
+static struct evaluation_part *add_scored(struct evaluation *v, struct evaluation_part part, int n)
 {
-    return submit(v, part, n, v->window + 1, (struct gen_request){.max_new_tokens = 1, .prompt_logprobs = true}, e);
+    return add_part(v, part, n, v->window + 1, (struct gen_request){.max_new_tokens = 1, .prompt_logprobs = true});
 }
 
 /* The next window of the text, as lm-eval's rolling log-likelihood: windows do not overlap in what they score, the last
  * one is as long as the others, and every token is scored once. */
-static int submit_window(struct evaluation *v, struct err *e)
+static struct evaluation_part *next_window(struct evaluation *v, struct err *e)
 {
     const struct evaluation_row *row = &v->rows->v[v->row];
     struct evaluation_answer *a = &v->answers[v->row];
     size_t window = (size_t)v->window;
     if (v->at == 0) {
-        if (encode(v, row->prompt, strlen(row->prompt), false, &v->tokens, e)) return e->code;
-        if (v->tokens.n + (v->prefix >= 0) < 2) return err_set(e, ERR_INVALID, "text: has too few tokens to score one");
+        if (encode(v, row->prompt, strlen(row->prompt), false, &v->tokens, e)) return NULL;
+        if (v->tokens.n + (v->prefix >= 0) < 2)
+            return err_set(e, ERR_INVALID, "text: has too few tokens to score one"), NULL;
         a->logprob = mem_array(1, sizeof *a->logprob);
         a->pending = (int)((v->tokens.n + window - 1) / window);
     }
@@ -183,17 +190,17 @@ static int submit_window(struct evaluation *v, struct err *e)
     size_t start = end > window ? end - window - 1 : 0; /* one token before the window's inputs end */
     bool is_first = v->at == 0;
     int n = put_ids(v, is_first, &v->tokens, start, end);
-    struct part part = {.first = is_first ? 1 : n - (int)(end - v->at),
-                        .work = (double)(end - v->at) / (double)v->tokens.n};
-    if (submit_scored(v, part, n, e)) return e->code;
+    const struct evaluation_part part = {.first = is_first ? 1 : n - (int)(end - v->at),
+                                         .work = (double)(end - v->at) / (double)v->tokens.n};
+    struct evaluation_part *p = add_scored(v, part, n);
     v->at = end < v->tokens.n ? end : 0;
     v->row += v->at == 0;
-    return 0;
+    return p;
 }
 
 /* The next choice as a continuation of the prompt, as lm-eval's log-likelihood: white space at the prompt's end belongs
  * to the continuation; its tokens are those of both texts together, from where the prompt's own end. */
-static int submit_choice(struct evaluation *v, struct err *e)
+static struct evaluation_part *next_choice(struct evaluation *v, struct err *e)
 {
     const struct evaluation_row *row = &v->rows->v[v->row];
     struct evaluation_answer *a = &v->answers[v->row];
@@ -207,23 +214,25 @@ static int submit_choice(struct evaluation *v, struct err *e)
     buf_str(whole, row->prompt);
     buf_str(whole, v->o.delimiter);
     buf_str(whole, row->list[v->index]);
-    if (encode(v, whole->data, whole->len, v->o.special && n_prompt, &v->tokens, e)) return e->code;
+    if (encode(v, whole->data, whole->len, v->o.special && n_prompt, &v->tokens, e)) return NULL;
     if (n_prompt) {
-        if (encode(v, row->prompt, n_prompt, v->o.special, &v->head, e)) return e->code;
+        if (encode(v, row->prompt, n_prompt, v->o.special, &v->head, e)) return NULL;
         split = v->head.n;
     }
     if (split == 0 && v->prefix < 0)
-        return err_set(e, ERR_INVALID, "the prompt is empty, and the model has no token that begins a text");
-    if (split >= v->tokens.n) return err_set(e, ERR_INVALID, "choices[%d]: adds no token to the prompt", v->index);
+        return err_set(e, ERR_INVALID, "the prompt is empty, and the model has no token that begins a text"), NULL;
+    if (split >= v->tokens.n)
+        return err_set(e, ERR_INVALID, "choices[%d]: adds no token to the prompt", v->index), NULL;
     size_t scored = v->tokens.n - split;
     if (scored > (size_t)v->window)
-        return err_set(e, ERR_INVALID, "choices[%d]: %zu tokens; at most %d are possible", v->index, scored, v->window);
+        return err_set(e, ERR_INVALID, "choices[%d]: %zu tokens; at most %d are possible", v->index, scored, v->window),
+               NULL;
     int n = put_ids(v, split == 0, &v->tokens, 0, v->tokens.n);
-    struct part part = {.index = v->index, .first = n - (int)scored, .work = 1.0 / row->n};
-    if (submit_scored(v, part, n, e)) return e->code;
+    const struct evaluation_part part = {.index = v->index, .first = n - (int)scored, .work = 1.0 / row->n};
+    struct evaluation_part *p = add_scored(v, part, n);
     v->index = v->index + 1 < row->n ? v->index + 1 : 0;
     v->row += v->index == 0;
-    return 0;
+    return p;
 }
 
 static int encode_prompt(struct evaluation *v, const struct evaluation_row *row, struct err *e)
@@ -237,27 +246,47 @@ static int encode_prompt(struct evaluation *v, const struct evaluation_row *row,
     return encode(v, v->rendered.data, v->rendered.len, v->o.special && !v->o.chat, &v->tokens, e);
 }
 
-static int submit_generation(struct evaluation *v, struct err *e)
+static struct evaluation_part *next_generation(struct evaluation *v, struct err *e)
 {
     const struct evaluation_row *row = &v->rows->v[v->row];
-    if (encode_prompt(v, row, e)) return e->code;
+    if (encode_prompt(v, row, e)) return NULL;
     int n = put_ids(v, v->tokens.n == 0, &v->tokens, 0, v->tokens.n);
-    if (n == 0) return err_set(e, ERR_INVALID, "the prompt is empty, and the model has no token that begins a text");
-    struct gen_request r = {.max_new_tokens = v->o.max_new_tokens, .stop = v->o.stop, .n_stop = v->o.n_stop};
+    if (n == 0)
+        return err_set(e, ERR_INVALID, "the prompt is empty, and the model has no token that begins a text"), NULL;
+    const struct gen_request r = {.max_new_tokens = v->o.max_new_tokens, .stop = v->o.stop, .n_stop = v->o.n_stop};
     v->answers[v->row].pending = 1;
     int room = engine_info(v->engine)->max_total_tokens - v->o.max_new_tokens;
-    if (submit(v, (struct part){.work = 1}, n, room, r, e)) return e->code;
+    struct evaluation_part *p = add_part(v, (struct evaluation_part){.work = 1}, n, room, r);
     v->row++;
-    return 0;
+    return p;
+}
+
+static int name_row(const struct evaluation *v, size_t row, struct err *e)
+{
+    return err_prefix(e, "%s:%llu", v->rows->name, (unsigned long long)v->rows->v[row].line);
+}
+
+struct evaluation_part *evaluation_next(struct evaluation *v, struct err *e)
+{
+    if (v->row == v->rows->n) return NULL;
+    struct evaluation_part *p = v->rows->kind == EVALUATION_TEXT     ? next_window(v, e)
+                                : v->rows->kind == EVALUATION_CHOICE ? next_choice(v, e)
+                                                                     : next_generation(v, e);
+    if (!p) name_row(v, v->row, e);
+    return p;
+}
+
+const struct gen_request *evaluation_part_request(const struct evaluation_part *p)
+{
+    return &p->request;
 }
 
 int evaluation_submit(struct evaluation *v, struct err *e)
 {
-    while (v->row < v->rows->n && engine_has_room(v->engine)) {
-        int rc = v->rows->kind == EVALUATION_TEXT     ? submit_window(v, e)
-                 : v->rows->kind == EVALUATION_CHOICE ? submit_choice(v, e)
-                                                      : submit_generation(v, e);
-        if (rc) return err_prefix(e, "%s:%llu", v->rows->name, (unsigned long long)v->rows->v[v->row].line);
+    while (engine_has_room(v->engine)) {
+        struct evaluation_part *p = evaluation_next(v, e);
+        if (!p) return e->code;
+        if (!engine_submit(v->engine, &p->request, e)) return name_row(v, p->row, e);
     }
     return 0;
 }
@@ -290,7 +319,7 @@ static double count_characters(const char *text)
     return n;
 }
 
-static void score_text(struct evaluation *v, const struct part *p)
+static void score_text(struct evaluation *v, const struct evaluation_part *p)
 {
     const char *text = v->rows->v[p->row].prompt;
     double *sums = sums_of(v, p->row);
@@ -312,7 +341,7 @@ static int best_of(const double *logprob, const double *length, int n)
     return best;
 }
 
-static void score_choice(struct evaluation *v, const struct part *p)
+static void score_choice(struct evaluation *v, const struct evaluation_part *p)
 {
     const struct evaluation_row *row = &v->rows->v[p->row];
     struct evaluation_answer *a = &v->answers[p->row];
@@ -334,7 +363,7 @@ static void score_choice(struct evaluation *v, const struct part *p)
 
 /* The generated text without the stop text that ended it, up to the bytes that are kept.  The engine ends a text at the
  * first stop text, and says FINISH_LENGTH where its last token is also the last that is allowed. */
-static void keep_text(struct evaluation *v, const struct part *p)
+static void keep_text(struct evaluation *v, const struct evaluation_part *p)
 {
     struct evaluation_answer *a = &v->answers[p->row];
     size_t n = p->text.len;
@@ -350,7 +379,7 @@ static void keep_text(struct evaluation *v, const struct part *p)
     a->text = mem_strndup(n ? p->text.data : "", n);
 }
 
-static void score_generation(struct evaluation *v, const struct part *p)
+static void score_generation(struct evaluation *v, const struct evaluation_part *p)
 {
     const struct evaluation_row *row = &v->rows->v[p->row];
     struct evaluation_answer *a = &v->answers[p->row];
@@ -368,16 +397,17 @@ static void score_generation(struct evaluation *v, const struct part *p)
     chrf_count(a->prediction, row->list, row->n, sums + GENERATION_CHRF, sums + GENERATION_CHRF_PLUS);
 }
 
-static int take_done(struct evaluation *v, struct part *p, const struct event *ev, struct err *e)
+static int score(struct evaluation *v, const struct evaluation_part *p, struct err *e)
 {
     struct evaluation_answer *a = &v->answers[p->row];
-    if (ev->finish == FINISH_ERROR)
-        return err_set(e, engine_lost(v->engine) ? ERR_LOST : ERR_IO, "a step failed: %s", ev->error);
-    if (ev->finish == FINISH_CANCELLED || ev->finish == FINISH_TIMEOUT)
+    const struct event *end = &p->end;
+    if (end->finish == FINISH_ERROR)
+        return err_set(e, engine_lost(v->engine) ? ERR_LOST : ERR_IO, "a step failed: %s", end->error);
+    if (end->finish == FINISH_CANCELLED || end->finish == FINISH_TIMEOUT)
         return err_set(e, ERR_IO, "a request was ended");
-    a->n_prompt = ev->n_prompt;
-    a->n_generated = ev->n_generated;
-    a->finish = ev->finish;
+    a->n_prompt = end->n_prompt;
+    a->n_generated = end->n_generated;
+    a->finish = end->finish;
     a->pending--;
     switch (v->rows->kind) {
     case EVALUATION_TEXT: score_text(v, p); break;
@@ -386,12 +416,19 @@ static int take_done(struct evaluation *v, struct part *p, const struct event *e
     }
     v->progress.done += p->work;
     v->progress.rows_done += a->pending == 0;
-    v->progress.tokens += (uint64_t)ev->n_prompt + (uint64_t)ev->n_generated;
+    v->progress.tokens += (uint64_t)end->n_prompt + (uint64_t)end->n_generated;
     return 0;
 }
 
+int evaluation_part_score(struct evaluation_part *p, struct err *e)
+{
+    int rc = score(p->owner, p, e);
+    evaluation_part_drop(p);
+    return rc;
+}
+
 /* A NUL, which some tokens contain, becomes U+FFFD: texts end at NULs. */
-static void add_generated(struct part *p, const char *text, size_t n)
+static void add_generated(struct evaluation_part *p, const char *text, size_t n)
 {
     if (p->text.len > EVALUATION_ANSWER_BYTES + ENGINE_STOP_BYTES) return;
     for (size_t i = 0; i < n; i++) {
@@ -402,20 +439,21 @@ static void add_generated(struct part *p, const char *text, size_t n)
     }
 }
 
-int evaluation_take(const struct event *ev, const struct event_batch *batch, struct err *e)
+bool evaluation_part_take(struct evaluation_part *p, const struct event *ev, const struct event_batch *batch)
 {
-    struct part *p = ev->user;
-    struct evaluation *v = p->owner;
     if (ev->kind == EV_PROMPT) {
         p->logprob += (double)ev->logprob;
         p->scored++;
     }
-    if (ev->kind == EV_TOKEN && v->rows->kind == EVALUATION_GENERATION)
-        add_generated(p, batch->text + ev->text, ev->gen_len);
-    if (ev->kind != EV_DONE) return 0;
-    int rc = take_done(v, p, ev, e);
-    part_free(p);
-    return rc;
+    if (ev->kind == EV_TOKEN && !p->request.prompt_logprobs) add_generated(p, batch->text + ev->text, ev->gen_len);
+    if (ev->kind == EV_DONE) p->end = *ev;
+    return ev->kind == EV_DONE;
+}
+
+int evaluation_take(const struct event *ev, const struct event_batch *batch, struct err *e)
+{
+    struct evaluation_part *p = ev->user;
+    return evaluation_part_take(p, ev, batch) ? evaluation_part_score(p, e) : 0;
 }
 
 struct evaluation_progress evaluation_progress(const struct evaluation *v)

@@ -28,7 +28,7 @@ enum {
     EVALUATION_ROWS_MAX = 1 << 20,
     EVALUATION_ROW_BYTES = 4 << 20,
     EVALUATION_FILE_BYTES = 256 << 20,
-    EVALUATION_PLAIN_BYTES = 64 << 20, /* of a plain text file, which is one row */
+    EVALUATION_PLAIN_BYTES = 64 << 20,    /* of a plain text file, which is one row */
     EVALUATION_LIST_MAX = 64,             /* choices or references of a row */
     EVALUATION_REFERENCE_BYTES = 1 << 16, /* of one choice or reference */
     EVALUATION_ANSWER_BYTES = 1 << 16     /* that are kept of a generated text */
@@ -54,8 +54,9 @@ struct evaluation_rows {
 };
 
 /* Reads the first `limit` rows of a file (0: all) of JSON lines, of a JSON array, or of plain text (.txt, .text, .md).
- * An error names file, line and field.  Free with evaluation_rows_free, also after an error. */
-int evaluation_rows_read(struct evaluation_rows *, const char *path, size_t limit, struct err *e);
+ * An error names file, line and field.  name: what the file is called, copied; NULL: its path.  Free with
+ * evaluation_rows_free, also after an error. */
+int evaluation_rows_read(struct evaluation_rows *, const char *path, const char *name, size_t limit, struct err *e);
 void evaluation_rows_free(struct evaluation_rows *);
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
@@ -88,6 +89,19 @@ void evaluation_close(struct evaluation *);
 int evaluation_submit(struct evaluation *, struct err *e);
 /* Takes an event whose `user` came from evaluation_submit: finds its evaluation. */
 int evaluation_take(const struct event *, const struct event_batch *, struct err *e);
+
+/* The same in pieces, for a caller whose thread must not tokenise or score: one request.  evaluation_next,
+ * evaluation_part_score and evaluation_part_drop work on the evaluation: any thread, one at a time.  The other two only
+ * touch the part: the engine's owner, while the evaluation is on another thread. */
+struct evaluation_part;
+/* Prepares the next request.  NULL: there are no more, or *e is set, which names the row. */
+struct evaluation_part *evaluation_next(struct evaluation *, struct err *e);
+const struct gen_request *evaluation_part_request(const struct evaluation_part *); /* valid as long as the part */
+/* @return whether it was the last event. */
+bool evaluation_part_take(struct evaluation_part *, const struct event *, const struct event_batch *);
+/* After its last event: scores what came, and frees the part. */
+int evaluation_part_score(struct evaluation_part *, struct err *e);
+void evaluation_part_drop(struct evaluation_part *); /* frees one that does not run; its evaluation never ends */
 
 struct evaluation_progress {
     double work, done; /* in rows; a part of one counts as its share */

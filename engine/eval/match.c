@@ -46,6 +46,24 @@ static void reduce(const char *text, unsigned ignore, struct buf *out)
     buf_free(&lower);
 }
 
+bool match_ignore_parse(const char *word, size_t n, unsigned *out)
+{
+    static const struct {
+        const char *name;
+        unsigned bit;
+    } words[] = {{"space", MATCH_SPACE},
+                 {"case", MATCH_CASE},
+                 {"punctuation", MATCH_PUNCTUATION},
+                 {"numbers", MATCH_NUMBERS},
+                 {"none", 0}};
+    for (size_t k = 0; k < sizeof words / sizeof *words; k++) {
+        if (strlen(words[k].name) != n || strncmp(words[k].name, word, n) != 0) continue;
+        *out |= words[k].bit;
+        return true;
+    }
+    return false;
+}
+
 bool match_exact(const char *text, const char *const *refs, int n_refs, unsigned ignore)
 {
     struct buf mine = {0}, theirs = {0};

@@ -13,6 +13,10 @@
  * ignore_numbers of evaluate's exact_match, the last as strip(). */
 enum { MATCH_CASE = 1, MATCH_PUNCTUATION = 2, MATCH_NUMBERS = 4, MATCH_SPACE = 8 };
 
+#define MATCH_IGNORE_WORDS "space, case, punctuation, numbers, none"
+/* Adds what the word[0, n) names to *out.  @return false: it is none of them. */
+bool match_ignore_parse(const char *word, size_t n, unsigned *out);
+
 /* @return whether the text equals one of the references. */
 bool match_exact(const char *text, const char *const *refs, int n_refs, unsigned ignore);
 

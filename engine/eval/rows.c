@@ -271,19 +271,19 @@ static int array_begins(struct source *s, bool *is, struct err *e)
     return source_rewind(s, e);
 }
 
-int evaluation_rows_read(struct evaluation_rows *rows, const char *path, size_t limit, struct err *e)
+int evaluation_rows_read(struct evaluation_rows *rows, const char *path, const char *name, size_t limit, struct err *e)
 {
     struct source s;
     bool array = false;
-    *rows = (struct evaluation_rows){.name = mem_strdup(path)};
-    if (source_open(&s, &(struct dataset_source){.path = path}, EVALUATION_FILE_BYTES, e)) return e->code;
+    *rows = (struct evaluation_rows){.name = mem_strdup(name ? name : path)};
+    if (source_open(&s, &(struct dataset_source){.path = path, .name = name}, EVALUATION_FILE_BYTES, e)) return e->code;
     int rc = array_begins(&s, &array, e);
     if (!rc && is_text_name(&s))
         rc = read_plain(rows, &s, e);
     else if (!rc)
         rc = read_rows(rows, &s, array ? SCAN_ARRAY : SCAN_LINES, limit, e);
     source_close(&s);
-    if (!rc && !rows->n) rc = err_set(e, ERR_INVALID, "%s: has no rows", path);
+    if (!rc && !rows->n) rc = err_set(e, ERR_INVALID, "%s: has no rows", rows->name);
     return rc;
 }
 

@@ -18,6 +18,7 @@ struct bridge;
 struct device_watch;
 struct engine;
 struct engine_info;
+struct evaluations;
 struct grammar_cache;
 struct http_server;
 struct jobs;
@@ -48,6 +49,7 @@ struct app {
     struct store *store;
     struct jobs *jobs;
     struct batches *batches;
+    struct evaluations *evaluations;
     struct watchdog *watchdog;
     struct metrics metrics;
     struct credentials credentials;

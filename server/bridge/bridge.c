@@ -13,6 +13,7 @@
 #include "server/metrics/metrics.h"
 #include "server/net/http.h"
 
+#include <limits.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,11 +36,11 @@ struct gen {
     struct bridge *bridge;
     gen_fn *fn; /* NULL: the client disconnected, so req and view.adapter are invalid */
     void *arg;
-    struct admission_handle *handle;
-    struct http_req *req;
-    struct gen_view view; /* except req and paused */
-    bool begun;           /* its first event arrived */
-    bool background;      /* as http_req has it */
+    struct admission_handle *handle; /* NULL: the daemon's own; */
+    struct http_req *req;            /* likewise */
+    struct gen_view view;            /* except req and paused */
+    bool begun;                      /* its first event arrived */
+    bool background;                 /* as http_req has it */
     bool paused;
 };
 
@@ -142,41 +143,62 @@ void bridge_close(struct bridge *b, void (*done)(void *), void *arg)
 
 /* ---- generations ----------------------------------------------------------------------------------------------- */
 
+/* Submits on behalf of g->req, or of the daemon. */
+static struct gen *submit(struct bridge *b, struct gen *g, struct gen_request r, struct err *e)
+{
+    r.user = g;
+    g->bridge = b;
+    g->view.adapter = r.adapter;
+    g->view.submitted = clock_now();
+    g->view.n_prompt = r.n_prompt;
+    g->view.max_new = r.pooling.n ? 0 : r.max_new_tokens;
+    g->view.priority = r.priority;
+    g->view.constrained = r.grammar != NULL;
+    g->view.pooled = r.pooling.n > 0;
+    g->view.id = engine_submit(b->engine, &r, e);
+    if (!g->view.id) {
+        free(g);
+        return NULL;
+    }
+    g->next = &b->gens;
+    g->prev = b->gens.prev;
+    g->prev->next = g->next->prev = g;
+    b->n_gens++;
+    return g;
+}
+
 struct gen *bridge_submit(struct bridge *b, const struct gen_request *r, struct admission_handle *handle,
                           struct http_req *req, gen_fn *fn, void *arg, struct err *e)
 {
     struct gen *g = mem_zalloc(sizeof *g);
     struct gen_request copy = *r;
-    copy.user = g;
     copy.client = client_id(req);
-    g->bridge = b;
     g->fn = fn;
     g->arg = arg;
     g->req = req;
     g->background = req->background;
-    g->view = (struct gen_view){.adapter = r->adapter,
-                                .received = req->received,
-                                .submitted = clock_now(),
-                                .n_prompt = r->n_prompt,
-                                .max_new = r->pooling.n ? 0 : r->max_new_tokens,
-                                .priority = r->priority,
-                                .constrained = r->grammar != NULL,
-                                .pooled = r->pooling.n > 0};
-    g->view.id = engine_submit(b->engine, &copy, e);
-    if (!g->view.id) {
-        free(g);
-        return NULL;
-    }
+    g->view.received = req->received;
+    if (!submit(b, g, copy, e)) return NULL;
     if (!r->pooling.n) metrics_observe(b->metrics, HIST_MAX_NEW, r->max_new_tokens);
     req->note.sequences++;
     req->note.adapter = r->adapter;
-    g->next = &b->gens;
-    g->prev = b->gens.prev;
-    g->prev->next = g->next->prev = g;
-    b->n_gens++;
     g->handle = handle;
     admission_handle_submitted(handle, r->n_prompt);
     return g;
+}
+
+struct gen *bridge_submit_own(struct bridge *b, const struct gen_request *r, uint64_t client, gen_fn *fn, void *arg,
+                              struct err *e)
+{
+    struct gen *g = mem_zalloc(sizeof *g);
+    struct gen_request copy = *r;
+    copy.client = client;
+    copy.priority = INT_MAX;
+    g->fn = fn;
+    g->arg = arg;
+    g->background = true;
+    g->view.received = clock_now();
+    return submit(b, g, copy, e);
 }
 
 void bridge_cancel(struct gen *g)
@@ -225,7 +247,7 @@ static void finish_gen(struct gen *g, const struct event *ev, const struct event
     if (ev->finish == FINISH_CANCELLED) metrics_abort(b->metrics, g->fn ? ABORT_SHUTDOWN : ABORT_CLIENT);
     if (ev->finish == FINISH_TIMEOUT) metrics_abort(b->metrics, ABORT_DEADLINE);
     if (ev->finish == FINISH_ERROR) metrics_abort(b->metrics, ABORT_ERROR);
-    admission_handle_done(g->handle, ev, g->begun);
+    if (g->handle) admission_handle_done(g->handle, ev, g->begun);
     g->handle = NULL;
     gen_fn *fn = g->fn;
     void *arg = g->arg;
@@ -237,14 +259,14 @@ static void dispatch(const struct event *ev, const struct event_batch *batch, ui
 {
     struct gen *g = ev->user;
     struct gen_view *v = &g->view;
-    if (g->fn) request_note_event(&g->req->note, ev);
+    if (g->fn && g->req) request_note_event(&g->req->note, ev);
     if (ev->kind == EV_DONE) {
         finish_gen(g, ev, batch, now);
         return;
     }
     if (!g->begun) {
         g->begun = true;
-        admission_handle_begun(g->handle, g->view.n_prompt);
+        if (g->handle) admission_handle_begun(g->handle, g->view.n_prompt);
     }
     if (ev->kind == EV_TOKEN) {
         uint64_t since = v->last_token ? v->last_token : v->received;

@@ -39,6 +39,10 @@ void bridge_close(struct bridge *, void (*done)(void *), void *arg);
  * bridge_list and must stay valid until bridge_cancel or EV_DONE.  The admission handle is held until EV_DONE. */
 struct gen *bridge_submit(struct bridge *, const struct gen_request *, struct admission_handle *, struct http_req *req,
                           gen_fn *fn, void *arg, struct err *e);
+/* One of the daemon's own, behind those of all clients, whose share among its like is `client`'s (client_id_of): it is
+ * not admitted, counts as no client's, and its waits not as latency.  Otherwise as bridge_submit. */
+struct gen *bridge_submit_own(struct bridge *, const struct gen_request *, uint64_t client, gen_fn *fn, void *arg,
+                              struct err *e);
 void bridge_cancel(struct gen *); /* fn is not called again; NULL is allowed */
 void bridge_expire(struct gen *); /* engine_expire; NULL is allowed */
 /* Cancels every generation; their fns get an EV_DONE with FINISH_CANCELLED. */

@@ -32,7 +32,7 @@ struct eval_run {
     struct evaluation_rows rows;
     struct evaluation_options options;
     struct chat_template *chat;
-    struct eval_subject subjects[SUBJECTS_MAX];
+    struct evaluation_subject subjects[SUBJECTS_MAX];
     int n_subjects;
     FILE *json, *output; /* NULL: not asked for */
     sem_t wake;
@@ -40,25 +40,15 @@ struct eval_run {
 
 /* ---- what is asked for ------------------------------------------------------------------------------------------- */
 
+/* A list with commas. */
 static int read_ignore(const char *list, unsigned *out, struct err *e)
 {
-    static const struct {
-        const char *name;
-        unsigned bit;
-    } words[] = {{"space", MATCH_SPACE},
-                 {"case", MATCH_CASE},
-                 {"punctuation", MATCH_PUNCTUATION},
-                 {"numbers", MATCH_NUMBERS},
-                 {"none", 0}};
     *out = 0;
     for (const char *at = list; *at;) {
-        size_t n = strcspn(at, ","), k = 0;
-        while (k < sizeof words / sizeof *words && (strlen(words[k].name) != n || strncmp(words[k].name, at, n) != 0))
-            k++;
-        if (k == sizeof words / sizeof *words)
-            return err_set(e, ERR_INVALID, "--ignore: '%.*s' is not one of space, case, punctuation, numbers, none",
-                           (int)(n < 40 ? n : 40), at);
-        *out |= words[k].bit;
+        size_t n = strcspn(at, ",");
+        if (!match_ignore_parse(at, n, out))
+            return err_set(e, ERR_INVALID, "--ignore: '%.*s' is not one of " MATCH_IGNORE_WORDS, (int)(n < 40 ? n : 40),
+                           at);
         at += n + (at[n] == ',');
     }
     return 0;
@@ -68,7 +58,7 @@ static int add_subject(struct eval_run *r, const char *name, const char *adapter
 {
     if (r->n_subjects == SUBJECTS_MAX)
         return err_set(e, ERR_INVALID, "more than %d adapters and types", SUBJECTS_MAX - 1);
-    r->subjects[r->n_subjects++] = (struct eval_subject){.name = name, .adapter = adapter, .quantize = quantize};
+    r->subjects[r->n_subjects++] = (struct evaluation_subject){.name = name, .adapter = adapter, .quantize = quantize};
     return 0;
 }
 
@@ -119,7 +109,7 @@ static int prepare(struct eval_run *r, struct err *e)
                                              .model = settings_model_dir(s)};
     int rc = read_ignore(s->ignore, &r->options.ignore, e);
     if (!rc) rc = add_subjects(r, e);
-    if (!rc) rc = evaluation_rows_read(&r->rows, s->data, (size_t)s->limit, e);
+    if (!rc) rc = evaluation_rows_read(&r->rows, s->data, NULL, (size_t)s->limit, e);
     if (!rc) rc = open_output(&r->json, "--json", s->json_file, e);
     if (!rc) rc = open_output(&r->output, "--output", s->output, e);
     if (rc || strcmp(s->chat_template, "plain") == 0) return rc;
@@ -139,7 +129,7 @@ static void on_notify(void *arg)
 static int open_evaluations(struct eval_run *r, struct engine *engine, int first, int last, struct err *e)
 {
     for (int i = first; i < last; i++) {
-        struct eval_subject *s = &r->subjects[i];
+        struct evaluation_subject *s = &r->subjects[i];
         char name[16]; /* the engine's name of the adapter */
         snprintf(name, sizeof name, "a%d", i);
         if (s->adapter && engine_adapter_load(engine, name, s->adapter, NULL, e)) return e->code;
@@ -234,6 +224,15 @@ static void warn_truncated(const struct eval_run *r)
                 p.truncated);
 }
 
+static void put_json(const struct evaluation_report *r, FILE *out)
+{
+    struct buf b = {0};
+    evaluation_report_json(r, &b);
+    buf_char(&b, '\n');
+    fwrite(b.data, 1, b.len, out);
+    buf_free(&b);
+}
+
 static int report(struct eval_run *r, struct err *e)
 {
     const struct evaluation_metric *names;
@@ -242,18 +241,18 @@ static int report(struct eval_run *r, struct err *e)
     const struct evaluation *evaluations[SUBJECTS_MAX];
     for (int i = 0; i < r->n_subjects; i++) evaluations[i] = r->subjects[i].evaluation;
     int rc = evaluation_compare(evaluations, r->n_subjects, r->s->resamples, r->s->seed, scores, e);
-    struct eval_report out = {.rows = &r->rows,
-                              .subjects = r->subjects,
-                              .n_subjects = r->n_subjects,
-                              .scores = scores,
-                              .model = r->s->model,
-                              .resamples = r->s->resamples,
-                              .seed = r->s->seed};
+    struct evaluation_report out = {.rows = &r->rows,
+                                    .subjects = r->subjects,
+                                    .n_subjects = r->n_subjects,
+                                    .scores = scores,
+                                    .model = r->s->model,
+                                    .resamples = r->s->resamples,
+                                    .seed = r->s->seed};
     if (!rc) eval_report_table(&out, stdout);
     if (!rc) rc = empty_output(r->json, r->s->json_file, e);
     if (!rc) rc = empty_output(r->output, r->s->output, e);
-    if (!rc && r->json) eval_report_json(&out, r->json);
-    if (!rc && r->output) eval_report_rows(&out, r->output);
+    if (!rc && r->json) put_json(&out, r->json);
+    if (!rc && r->output) evaluation_report_rows(&out, r->output);
     if (!rc) warn_truncated(r);
     free(scores);
     if (!rc && fflush(stdout)) rc = err_set(e, ERR_IO, "stdout is closed");

@@ -7,8 +7,8 @@
  * closes when the last generation is done.  (On a socket from the service manager nothing is accepted before `ready`,
  * and it is closed at the signal: clients wait in its backlog for the next process.)  SIGHUP reloads (reload.h).  A
  * training job writes its checkpoint at the signal, and continues at the next start; event streams end with the
- * generations.  A batch drops its lines at the signal.  Closing order: connections, batches, job runner, store, thread
- * pool, engine. Loop thread, except work_load. */
+ * generations.  A batch drops its lines at the signal.  Closing order: connections, batches, evaluations, job runner,
+ * store, thread pool, engine. Loop thread, except work_load. */
 #include "engine/base/clock.h"
 #include "engine/base/crash.h"
 #include "engine/base/log.h"
@@ -26,6 +26,7 @@
 #include "server/cli/serve_routes.h"
 #include "server/config/settings.h"
 #include "server/jobs/batches.h"
+#include "server/jobs/evaluations.h"
 #include "server/jobs/jobs.h"
 #include "server/memory/reservation.h"
 #include "server/metrics/metrics.h"
@@ -109,8 +110,8 @@ static void work_load(uv_work_t *w)
     if (find_model(s)) return;
     struct engine_config cfg = cmd_engine_config(s->app.set);
     /* Admission counts waiting and running sequences and admits up to twice its limit, for clients and in the
-     * background, so the engine's own limit is never reached. */
-    cfg.max_queue = 4 * (cfg.max_queue + cfg.max_seqs);
+     * background, and an evaluation has at most as many, so the engine's own limit is never reached. */
+    cfg.max_queue = 5 * (cfg.max_queue + cfg.max_seqs);
     cfg.record_steps = true;
     jobs_list_uploads(s->app.jobs);
     if (chat_open(&s->app.chat, s->app.set, &s->load_error)) return;
@@ -190,6 +191,7 @@ static void after_load(uv_work_t *w, int status)
     set_ready(s);
     jobs_ready(s->app.jobs);
     batches_ready(s->app.batches);
+    evaluations_ready(s->app.evaluations);
     char url[SERVE_URL];
     serve_url(url, s->app.set, s->host, http_server_port(s->app.http));
     sd_notify_status("serving %s on %s", s->app.info->model_id, url);
@@ -240,11 +242,18 @@ static void on_jobs_stopped(void *arg)
     store_close(s->app.store, on_store_closed, s);
 }
 
+static void on_evaluations_stopped(void *arg)
+{
+    struct server *s = arg;
+    evaluations_free(s->app.evaluations);
+    jobs_stop(s->app.jobs, on_jobs_stopped, s);
+}
+
 static void on_batches_stopped(void *arg)
 {
     struct server *s = arg;
     batches_free(s->app.batches);
-    jobs_stop(s->app.jobs, on_jobs_stopped, s);
+    evaluations_stop(s->app.evaluations, on_evaluations_stopped, s);
 }
 
 /* The trainer, or preparing its data, does not stop in time.  Nothing is lost: everything acknowledged is committed,
@@ -275,6 +284,7 @@ static void stop_now(struct server *s)
     s->closing = true;
     set_state(s, SERVING_DRAINING);
     batches_drain(s->app.batches); /* its lines use the server */
+    evaluations_drain(s->app.evaluations);
     http_server_close(s->app.http, close_rest, s);
 }
 
@@ -327,6 +337,7 @@ static void on_signal(uv_signal_t *h, int signum)
     http_server_wind_down(s->app.http, !s->activated);
     jobs_drain(s->app.jobs); /* writes its checkpoint while requests end */
     batches_drain(s->app.batches);
+    evaluations_drain(s->app.evaluations);
     uv_timer_start(&s->drain_timer, on_drain_timeout, (uint64_t)(s->app.set->drain_timeout * 1000), 0);
     bridge_on_idle(s->app.bridge, on_generations_done, s);
 }
@@ -344,6 +355,7 @@ static void on_device_lost(void *arg)
     http_server_wind_down(s->app.http, !s->activated);
     jobs_drain(s->app.jobs);
     batches_drain(s->app.batches);
+    evaluations_drain(s->app.evaluations);
     uv_timer_start(&s->drain_timer, on_grace_end, GRACE_MS, 0);
 }
 
@@ -448,6 +460,7 @@ static int serve(struct server *s)
     s->app.store = store_open(&s->loop, settings_data_dir(s->app.set));
     s->app.jobs = jobs_open(&s->app);
     s->app.batches = batches_open(&s->app);
+    s->app.evaluations = evaluations_open(&s->app);
     s->app.sse = sse_hub_open(&s->loop, s->app.set->sse_keepalive);
     s->app.watchdog = watchdog_open(&s->loop, s->app.set->step_timeout);
     char url[SERVE_URL];

@@ -11,6 +11,7 @@
 #include "server/config/settings.h"
 #include "server/jobs/api_train.h"
 #include "server/jobs/batch_db.h"
+#include "server/jobs/evaluation_db.h"
 #include "server/jobs/file_db.h"
 #include "server/jobs/routes.h"
 #include "server/json/json.h"
@@ -393,7 +394,10 @@ static void remove_one(struct store_request *c, struct db *db)
         return;
     }
     db_done(q);
-    q = db_query(db, "SELECT id FROM batches WHERE input_file = ? AND status IN " BATCH_ACTIVE, "t", c->param);
+    q = db_query(db,
+                 "SELECT id FROM batches WHERE input_file = ?1 AND status IN " BATCH_ACTIVE
+                 " UNION ALL SELECT id FROM evaluations WHERE file = ?1 AND status IN " EVALUATION_ACTIVE,
+                 "t", c->param);
     if (db_step(db, q)) {
         store_request_fail(c, 409, "file_in_use", "id", "%s is used by %s, which is not over", c->param, db_text(q, 0));
         db_done(q);

@@ -7,6 +7,7 @@
 #include "server/access/admission.h"
 #include "server/api/adapter_dir.h"
 #include "server/api/models.h"
+#include "server/jobs/idempotency.h"
 #include "server/jobs/job_data.h"
 #include "server/jobs/jobs.h"
 #include "server/jobs/routes.h"
@@ -46,33 +47,9 @@ struct train_limits train_limits_of(const struct app *app)
 
 /* ---- creating -------------------------------------------------------------------------------------------------- */
 
-/* Hashes the body, to tell whether a request with a known Idempotency-Key is a repetition. */
-static void hash_body(const struct store_request *c, char out[static 40])
-{
-    uint64_t h = 0xcbf29ce484222325u; /* FNV-1a, http://www.isthe.com/chongo/tech/comp/fnv/ */
-    for (size_t i = 0; i < c->body_len; i++) h = (h ^ (unsigned char)c->body[i]) * 0x100000001b3u;
-    snprintf(out, 40, "%zu-%016llx", c->body_len, (unsigned long long)h);
-}
-
 bool train_replay(struct store_request *c, struct db *db)
 {
-    char hash[40];
-    if (!c->idempotency_key) return false;
-    if (!*c->idempotency_key || strlen(c->idempotency_key) > 255) {
-        store_request_fail(c, 400, "validation", NULL, "Idempotency-Key must have 1 to 255 bytes");
-        return true;
-    }
-    sqlite3_stmt *q = db_query(db, "SELECT seq, idem_hash FROM jobs WHERE idem_key = ?", "t", c->idempotency_key);
-    if (!db_step(db, q)) return false;
-    hash_body(c, hash);
-    if (strcmp(db_text(q, 1), hash) != 0)
-        store_request_fail(c, 409, "idempotency_key_reused", NULL,
-                           "this Idempotency-Key came with another body before");
-    c->job = db_int(q, 0);
-    db_done(q);
-    snprintf(c->header_name, sizeof c->header_name, "Idempotent-Replayed");
-    snprintf(c->header_value, sizeof c->header_value, "true");
-    return true;
+    return idempotency_replay(c, db, "SELECT seq, idem_hash FROM jobs WHERE idem_key = ?");
 }
 
 /* Prefix for job ids in messages: on OpenAI's routes they begin with "ftjob-". */
@@ -169,7 +146,7 @@ bool train_check(struct store_request *c, struct db *db, struct train_spec *s)
 bool train_create(struct store_request *c, struct db *db, const struct train_create *t)
 {
     struct train_spec *s = t->spec;
-    char id[DATA_ID_MAX], hash[40];
+    char id[DATA_ID_MAX], hash[IDEMPOTENCY_HASH];
     struct err e = {0};
     struct buf text = {0};
     if (!train_check(c, db, s)) return false;
@@ -191,7 +168,7 @@ bool train_create(struct store_request *c, struct db *db, const struct train_cre
         return false;
     }
     train_spec_put(&text, s);
-    hash_body(c, hash);
+    idempotency_hash(c, hash);
     c->job = job_insert(db, &(struct job_new){.id = id,
                                               .method = train_method_names[s->p.method],
                                               .serve_as = s->serve_as,

@@ -8,6 +8,7 @@
 #include "engine/serve/engine.h"
 #include "server/config/settings.h"
 #include "server/jobs/batch_db.h"
+#include "server/jobs/evaluation_db.h"
 #include "server/jobs/job_db.h"
 #include "server/jobs/job_report.h"
 #include "server/json/json.h"
@@ -50,8 +51,9 @@ static bool is_known(struct sweep *s, const char *name)
     if (strcmp(s->folder, "inline") == 0)
         return !strstr(name, ".tmp") &&
                db_number(s->db, 0,
-                         "SELECT count(*) FROM jobs WHERE id = ? AND status NOT IN ('succeeded', 'cancelled')", "t",
-                         id) > 0;
+                         "SELECT (SELECT count(*) FROM jobs WHERE id = ?1 AND status NOT IN ('succeeded', 'cancelled'))"
+                         " + (SELECT count(*) FROM evaluations WHERE id = ?1 AND status IN " EVALUATION_ACTIVE ")",
+                         "t", id) > 0;
     return db_number(s->db, 0, "SELECT count(*) FROM jobs WHERE id = ?", "t", id) > 0;
 }
 
@@ -78,7 +80,8 @@ static int on_sweep(struct store_work *w, struct db *db)
     db_run(db,
            "DELETE FROM files WHERE expires < ? AND NOT EXISTS(SELECT 1 FROM jobs"
            " WHERE status IN ('queued', 'running', 'paused') AND instr(spec, files.id) > 0)"
-           " AND NOT EXISTS(SELECT 1 FROM batches WHERE input_file = files.id AND status IN " BATCH_ACTIVE ")",
+           " AND NOT EXISTS(SELECT 1 FROM batches WHERE input_file = files.id AND status IN " BATCH_ACTIVE ")"
+           " AND NOT EXISTS(SELECT 1 FROM evaluations WHERE file = files.id AND status IN " EVALUATION_ACTIVE ")",
            "i", data_now_ms() / 1000);
     s->folder = "files"; /* from the list made by jobs_list_uploads: the folder now also contains running uploads */
     for (const char *p = found->data; p && p < found->data + found->len; p += strlen(p) + 1) sweep_one(s, p);

@@ -42,5 +42,11 @@ void api_batches_create(struct http_req *);
 void api_batches_list(struct http_req *);
 void api_batches_get(struct http_req *);
 void api_batches_cancel(struct http_req *);
+/* api_evaluate.c */
+void api_evaluate_create(struct http_req *);
+void api_evaluate_list(struct http_req *);
+void api_evaluate_get(struct http_req *);
+void api_evaluate_cancel(struct http_req *);
+void api_evaluate_delete(struct http_req *);
 
 #endif

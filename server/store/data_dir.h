@@ -1,7 +1,7 @@
 /* Files and folders under --data-dir: names that are safe, paths that stay inside, writes that are durable.
  *
  *     jobs.sqlite, lock          db.c
- *     files/ID                   uploads
+ *     files/ID                   uploads; outputs of batches and evaluations
  *     inline/JOB.json|.txt       rows that came with the request
  *     cache/                     prepared data sets (dataset.h), bounded
  *     checkpoints/JOB/           the trainer's own directory (train.h), its unpublished result

@@ -57,6 +57,14 @@ static const char *const migrations[] = {
     "CREATE INDEX batches_status ON batches(status, seq);",
     /* 4.  Number of times the batch was taken up, since its last stored answers. */
     "ALTER TABLE batches ADD COLUMN attempts INTEGER NOT NULL DEFAULT 0;",
+    /* 5.  Evaluations.  Times are milliseconds.  spec: the request (evaluation_spec.h), as JSON; file: the upload that
+     * it reads; results: a JSON object; rows_file: results of rows, one of `files`; attempts: as in batches. */
+    "CREATE TABLE evaluations("
+    " seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, status TEXT NOT NULL, spec TEXT NOT NULL,"
+    " file TEXT, created INTEGER NOT NULL, started INTEGER, finished INTEGER, cancelling INTEGER NOT NULL DEFAULT 0,"
+    " results TEXT, rows_file TEXT, error TEXT, error_code TEXT, attempts INTEGER NOT NULL DEFAULT 0,"
+    " idem_key TEXT UNIQUE, idem_hash TEXT) STRICT;"
+    "CREATE INDEX evaluations_status ON evaluations(status, seq);",
 };
 enum { SCHEMA = sizeof migrations / sizeof *migrations };
 

@@ -9,7 +9,7 @@ import zlib
 import pytest
 import schemathesis
 import yaml
-from conftest import DEMO, ROOT
+from conftest import DEMO, ROOT, wait_for
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (content_type_conformance, response_headers_conformance, response_schema_conformance,
@@ -39,6 +39,8 @@ class Daemon:
         self.lines = self.upload("batch", '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 2}}')
         self.batch = server.post("/v1/batches", {"input_file_id": self.lines, "endpoint": "/v1/completions", "completion_window": "24h"}).json()["id"]
 
+        self.evaluation = server.post("/evaluate", {"dataset": [{"text": "Once upon a time"}]}).json()["id"]
+
     def upload(self, purpose="fine-tune", content=jsonl(8)):
         import requests
         return requests.post(self.server.url + "/v1/files", files={"file": ("rows.jsonl", content)}, data={"purpose": purpose},
@@ -50,6 +52,10 @@ class Daemon:
         self.server.post(f"/train/{job}/cancel", None)
         return wait_over(self.server, job)["id"]
 
+    def finished_evaluation(self):
+        one = self.server.post("/evaluate", {"dataset": [{"text": "Once"}], "resamples": 0}).json()["id"]
+        return wait_for(lambda: self.server.get(f"/evaluate/{one}").json()["finished_at"] and one, 60, "its end")
+
     def known(self, method, path):
         if path.startswith("/v1/models/"):
             return "demo"
@@ -59,6 +65,8 @@ class Daemon:
             return self.batch
         if "/files/" in path:
             return self.upload() if method == "DELETE" else self.file
+        if path.startswith("/evaluate/"):
+            return self.finished_evaluation() if method == "DELETE" else self.evaluation
         if path.startswith("/train/"):
             return self.finished_job() if method == "DELETE" else self.job
         return "f" + "t" + self.job if "/fine_tuning/" in path else self.adapter

@@ -22,7 +22,7 @@ ROOMS = {
                        "engine/tokenizer/tokenizer.h " + BASE, "uv cjson openssl"),
     "server/ops": Room("jobs api hub bridge access console net store json metrics memory config engine/serve/engine.h " + BASE, "uv"),
     "server/jobs": Room("api hub bridge access net store json metrics memory config engine/serve/engine.h engine/train/train.h "
-                        "engine/train/tfevents.h engine/train/board.h engine/train/bottleneck.h engine/data/dataset.h " + BASE, "uv"),
+                        "engine/train/tfevents.h engine/train/board.h engine/train/bottleneck.h engine/data/dataset.h engine/eval/evaluation.h " + BASE, "uv"),
     "server/api": Room("hub bridge access schema net store json metrics memory config engine/serve/engine.h "
                        "engine/template/chat_template.h engine/tokenizer/tokenizer.h engine/files/model_file.h " + BASE, "cjson"),
     "server/hub": Room("json " + BASE, "cjson curl openssl"),

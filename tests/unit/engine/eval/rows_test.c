@@ -22,7 +22,7 @@ static int read_named(const char *name, const char *text, size_t limit, struct e
     char path[64];
     snprintf(path, sizeof path, "%s/%s", dir, name);
     assert_int_equal(file_write_sync(path, text, strlen(text), e), 0);
-    int rc = evaluation_rows_read(rows, path, limit, e);
+    int rc = evaluation_rows_read(rows, path, NULL, limit, e);
     unlink(path);
     return rc;
 }
@@ -139,7 +139,7 @@ static void test_large(void **state)
     assert_non_null(strstr(e.msg, "reference: 65537 bytes"));
     evaluation_rows_free(&r);
     free(text);
-    assert_int_equal(evaluation_rows_read(&r, "/no/such.jsonl", 0, &e), ERR_NOT_FOUND);
+    assert_int_equal(evaluation_rows_read(&r, "/no/such.jsonl", NULL, 0, &e), ERR_NOT_FOUND);
     evaluation_rows_free(&r);
 }
 

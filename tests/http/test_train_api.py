@@ -1,10 +1,11 @@
 """POST /train and what is below it, against the daemon with the demo model."""
 import json
+import subprocess
 import threading
 
 import pytest
 import requests
-from conftest import wait_for
+from conftest import BINARY, ENV, wait_for
 from training import OVER, events, job, jsonl, request, rows, stream, submit, wait_over, wait_step
 
 
@@ -173,6 +174,18 @@ def test_prometheus_keeps_what_the_last_job_came_to(train):
     assert train.metric("tandem_train_step") == train.metric("tandem_train_rows_per_second") == 0
     norms = found["grad_norms"]
     assert sum(v ** 2 for v in norms.values()) ** 0.5 == pytest.approx(found["grad_norm"], rel=1e-5)
+
+
+def test_jobs_are_compared_by_their_answers(train, done, tmp_path):
+    other = wait_over(train, submit(train, max_steps=2, lora_r=2))
+    for name, answer in {"one": done, "other": other}.items():
+        (tmp_path / name).write_text(json.dumps(answer))
+    said = subprocess.run([BINARY, "train", "--compare", "one", "other", "--json"], cwd=tmp_path, env=ENV, capture_output=True, timeout=60)
+    assert said.returncode == 0, said.stderr
+    both = json.loads(said.stdout)
+    assert {"name": "lora_r", "a": 4, "b": 2} in both["settings"] and not any(s["name"] == "seed" for s in both["settings"])
+    figures = {f["name"]: f for f in both["figures"]}
+    assert figures["best_eval_loss"]["a"] == pytest.approx(done["best_eval_loss"]) and figures["step"]["b"] == 2
 
 
 def test_fifo_cancel_and_pause_of_queued(train):

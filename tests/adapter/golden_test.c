@@ -10,6 +10,7 @@
 #include "engine/model/adapter.h"
 #include "engine/model/safetensors.h"
 #include "engine/train/train.h"
+#include "tests/adapter/compare_row.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -122,22 +123,6 @@ static bool check_written(const char *models, const char *adapters, const struct
 }
 
 /* ---- logits ---- */
-
-struct compare {
-    const float *want;
-    int vocab, rows;
-    double worst;
-};
-
-static void compare_row(void *arg, int pos, const float *logits)
-{
-    struct compare *c = arg;
-    for (int i = 0; i < c->vocab; i++) {
-        double d = fabs((double)logits[i] - (double)c->want[(size_t)pos * (size_t)c->vocab + (size_t)i]);
-        if (!(d <= c->worst)) c->worst = d;
-    }
-    c->rows++;
-}
 
 static bool check_logits(struct eval *v, const char *dir, const char *name, const char *device)
 {

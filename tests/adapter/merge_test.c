@@ -8,6 +8,7 @@
 #include "engine/bench/eval.h"
 #include "engine/model/merge.h"
 #include "engine/model/safetensors.h"
+#include "tests/adapter/compare_row.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -28,22 +29,6 @@ int __wrap_statvfs64(const char *path, struct statvfs *v)
     int rc = __real_statvfs64(path, v);
     if (disk >= 0) v->f_bavail = (fsblkcnt_t)disk, v->f_frsize = 1;
     return rc;
-}
-
-struct compare {
-    const float *want;
-    int vocab, rows;
-    double worst;
-};
-
-static void compare_row(void *arg, int pos, const float *logits)
-{
-    struct compare *c = arg;
-    for (int i = 0; i < c->vocab; i++) {
-        double d = fabs((double)logits[i] - (double)c->want[(size_t)pos * (size_t)c->vocab + (size_t)i]);
-        if (!(d <= c->worst)) c->worst = d;
-    }
-    c->rows++;
 }
 
 static struct eval *open_model(const char *dir, struct err *e)

@@ -59,25 +59,31 @@ static const float *put_b(struct lora_weights *w, struct dev *d, size_t *at, con
     return to;
 }
 
-/* The embedding table's a as a table of tokens.  @return the identity */
-static const float *put_table(struct lora_weights *w, struct dev *d, size_t *at, const struct lora_module *m,
-                              const struct lora_pair *p)
+void lora_table_upload(struct dev *d, float *to, const struct lora_module *m, const struct lora_pair *p)
 {
     enum { TOKENS = 4096 }; /* of which a copy is held at once: a whole table may have hundreds of MB */
     size_t r = (size_t)p->r, k = (size_t)m->k;
-    float *table = mem_array(r * TOKENS, sizeof *table), *identity = mem_array(r * r, sizeof *identity);
-    float *to_table = w->memory + *at;
+    float *table = mem_array(r * TOKENS, sizeof *table);
     for (size_t first = 0; first < k; first += TOKENS) {
         size_t n = k - first < TOKENS ? k - first : TOKENS;
         for (size_t t = 0; t < n; t++)
             for (size_t i = 0; i < r; i++) table[t * r + i] = p->a[i * k + first + t];
-        d->ops->upload(d, to_table + first * r, table, n * r * sizeof *table);
+        d->ops->upload(d, to + first * r, table, n * r * sizeof *table);
     }
-    *at += rounded(r * k);
+    free(table);
+}
+
+/* The embedding table's a as a table of tokens.  @return the identity */
+static const float *put_table(struct lora_weights *w, struct dev *d, size_t *at, const struct lora_module *m,
+                              const struct lora_pair *p)
+{
+    size_t r = (size_t)p->r;
+    float *identity = mem_array(r * r, sizeof *identity), *to_table = w->memory + *at;
+    lora_table_upload(d, to_table, m, p);
+    *at += rounded(r * (size_t)m->k);
     for (size_t i = 0; i < r; i++) identity[i * r + i] = 1; /* mem_array zeroes */
     w->embedding = mat_f32(to_table, m->k, p->r);
     const float *to = put(w, d, at, identity, r * r);
-    free(table);
     free(identity);
     return to;
 }

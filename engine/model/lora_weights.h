@@ -28,5 +28,7 @@ struct lora_weights {
  * allocated. */
 int lora_weights_upload(struct lora_weights *, struct dev *, const struct adapter *, struct err *);
 void lora_weights_free(struct lora_weights *, struct dev *);
+/* The a of the embedding table's pair, (r, V), into `to` on the device as a table of tokens, (V, r). */
+void lora_table_upload(struct dev *, float *to, const struct lora_module *, const struct lora_pair *);
 
 #endif

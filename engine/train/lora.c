@@ -1,6 +1,7 @@
 #include "engine/train/lora.h"
 
 #include "engine/base/mem.h"
+#include "engine/model/lora_weights.h"
 #include "kernels/rng.h"
 
 #include <math.h>
@@ -100,19 +101,28 @@ int train_lora_open(struct train_lora *l, const struct model_config *c, const st
 }
 
 /* The embedding table's a is trained as a table of tokens, (k, r). */
-static void transpose(const float *in, size_t rows, size_t cols, float *out)
-{
-    for (size_t r = 0; r < rows; r++)
-        for (size_t k = 0; k < cols; k++) out[k * rows + r] = in[r * cols + k];
-}
-
 static void upload_a(struct optim *o, size_t at, const struct lora_module *m, const struct lora_pair *p)
 {
-    size_t n = a_floats(m, p);
-    float *table = m->gemm == GEMM_EMBEDDING ? mem_array(n, sizeof *table) : NULL;
-    if (table) transpose(p->a, (size_t)p->r, (size_t)m->k, table);
-    o->d->ops->upload(o->d, o->p + at, table ? table : p->a, n * sizeof *p->a);
-    free(table);
+    if (m->gemm == GEMM_EMBEDDING)
+        lora_table_upload(o->d, o->p + at, m, p);
+    else
+        o->d->ops->upload(o->d, o->p + at, p->a, a_floats(m, p) * sizeof *p->a);
+}
+
+static void upload_b(struct optim *o, size_t at, const struct lora_module *m, const struct lora_pair *p)
+{
+    size_t n = b_floats(m, p);
+    float *b = m->by_head ? mem_array(n, sizeof *b) : NULL;
+    if (b) lora_b_to_outputs(m, p->r, p->b, b);
+    o->d->ops->upload(o->d, o->p + at, b ? b : p->b, n * sizeof *p->b);
+    free(b);
+}
+
+static void table_to_a(const float *table, const struct lora_module *m, struct lora_pair *p)
+{
+    size_t r = (size_t)p->r, k = (size_t)m->k;
+    for (size_t t = 0; t < k; t++)
+        for (size_t i = 0; i < r; i++) p->a[i * k + t] = table[t * r + i];
 }
 
 void train_lora_bind(struct train_lora *l, struct optim *o)
@@ -131,11 +141,7 @@ void train_lora_bind(struct train_lora *l, struct optim *o)
             part->b = o->p + l->b[at];
             part->db = o->g + l->b[at];
             upload_a(o, l->a[at], m, p);
-            size_t n = b_floats(m, p);
-            float *b = mem_array(n, sizeof *b);
-            lora_b_to_outputs(m, p->r, p->b, b);
-            o->d->ops->upload(o->d, o->p + l->b[at], b, n * sizeof *b);
-            free(b);
+            upload_b(o, l->b[at], m, p);
         }
     }
 }
@@ -148,7 +154,7 @@ int train_lora_write(struct train_lora *l, const float *p, const char *base_name
         const struct lora_pair *pair = &a->pair[i];
         if (!pair->r) continue;
         if (m->gemm == GEMM_EMBEDDING)
-            transpose(p + l->a[i], (size_t)m->k, (size_t)pair->r, pair->a);
+            table_to_a(p + l->a[i], m, &a->pair[i]);
         else
             memcpy(pair->a, p + l->a[i], a_floats(m, pair) * sizeof *p);
         lora_b_to_stored(m, pair->r, p + l->b[i], pair->b);

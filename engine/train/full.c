@@ -394,11 +394,23 @@ void train_full_use(struct train_full *f, struct optim *o, float *values)
 
 /* ---- the result -------------------------------------------------------------------------------------------------- */
 
-static const struct master *find_master(const struct train_full *f, const char *name)
+static int name_order(const void *a, const void *b)
 {
-    for (int i = 0; i < f->n_masters; i++)
-        if (strcmp(f->master[i].name, name) == 0) return &f->master[i];
-    return NULL;
+    return strcmp((*(const struct master *const *)a)->name, (*(const struct master *const *)b)->name);
+}
+
+/* Ordered by name; free() it. */
+static const struct master **masters_by_name(const struct train_full *f)
+{
+    const struct master **list = mem_array((size_t)f->n_masters, sizeof *list);
+    for (int i = 0; i < f->n_masters; i++) list[i] = &f->master[i];
+    qsort(list, (size_t)f->n_masters, sizeof *list, name_order);
+    return list;
+}
+
+static int to_name(const void *name, const void *master)
+{
+    return strcmp(name, (*(const struct master *const *)master)->name);
 }
 
 /* One tensor's values from p in the file's layout and type; the caller frees. */
@@ -418,11 +430,11 @@ static void *as_stored(const struct master *m, const float *p, enum dtype t)
     return out;
 }
 
-static int add_tensor(const struct train_full *f, struct st_writer *w, const struct tensor *t, const float *p,
+/* m: NULL for buffers, which are not parameters. */
+static int add_tensor(const struct master *m, struct st_writer *w, const struct tensor *t, const float *p,
                       struct err *e)
 {
-    const struct master *m = find_master(f, t->name);
-    if (!m) return st_writer_add(w, t, 1, e); /* buffers, which are not parameters */
+    if (!m) return st_writer_add(w, t, 1, e);
     struct tensor own = *t;
     own.name = (char *)m->written;
     void *data = as_stored(m, p, tensor_float_type(t->type));
@@ -447,7 +459,13 @@ int train_full_write(struct train_full *f, const float *p, const char *model_dir
     free(path);
     if (!w) return e->code;
     st_writer_note(w, "format", "pt");
-    for (size_t i = 0; i < n && !rc; i++) rc = add_tensor(f, w, tensor_source_at(file, i), p, e);
+    const struct master **list = masters_by_name(f);
+    for (size_t i = 0; i < n && !rc; i++) {
+        const struct tensor *t = tensor_source_at(file, i);
+        const struct master **m = bsearch(t->name, list, (size_t)f->n_masters, sizeof *list, to_name);
+        rc = add_tensor(m ? *m : NULL, w, t, p, e);
+    }
+    free(list);
     if (!rc) return st_writer_finish(w, e);
     st_writer_abort(w);
     return rc;

@@ -25,6 +25,7 @@
 
 struct dataset {
     struct cache *part; /* (n_parts) of each source, owned */
+    char **name;        /* (n_parts) owned */
     int n_parts;
     struct mix mix; /* which of their rows; no places: those of the only part */
     uint64_t rows, hash;
@@ -183,7 +184,7 @@ static int open_parts(struct dataset *d, const struct dataset_source *v, int n, 
     for (int rc; share.i < n; share.i++) {
         struct dataset_report part;
         if ((rc = part_open(&d->part[share.i], &v[share.i], &own, tk, t, eos, &bytes, &part, e))) return rc;
-        d->n_parts++;
+        d->name[d->n_parts++] = mem_strdup(v[share.i].name ? v[share.i].name : "the data");
         report_add(report, &part, share.i);
         if (report->seen > o->max_rows)
             return err_set(e, ERR_FULL, "more than the limit of %llu rows", (unsigned long long)o->max_rows);
@@ -220,6 +221,7 @@ int dataset_open_all(struct dataset **out, const struct dataset_source *v, int n
     if (dataset_map_check(o.map, o.n_map, e)) return err_prefix(e, "map");
     struct dataset *d = mem_zalloc(sizeof *d);
     d->part = mem_array((size_t)n, sizeof *d->part);
+    d->name = mem_array((size_t)n, sizeof *d->name);
     int rc = open_parts(d, v, n, &o, tk, t, eos, report, e);
     if (!rc) rc = put_together(d, v, &o, report, e);
     if (rc)
@@ -239,8 +241,9 @@ int dataset_open(struct dataset **out, const struct dataset_source *from, const 
 void dataset_free(struct dataset *d)
 {
     if (!d) return;
-    for (int i = 0; i < d->n_parts; i++) cache_close(&d->part[i]);
+    for (int i = 0; i < d->n_parts; i++) cache_close(&d->part[i]), free(d->name[i]);
     free(d->part);
+    free(d->name);
     mix_free(&d->mix);
     free(d);
 }
@@ -254,6 +257,11 @@ struct dataset_row dataset_row(const struct dataset *d, uint64_t i)
 {
     const struct cache *part = &d->part[d->mix.place ? mix_part(d->mix.place[i]) : 0];
     return cache_row(part, d->mix.place ? mix_row(d->mix.place[i]) : i);
+}
+
+const char *dataset_row_source(const struct dataset *d, uint64_t i)
+{
+    return d->mix.place ? d->name[mix_part(d->mix.place[i])] : NULL;
 }
 
 uint64_t dataset_row_origin(const struct dataset *d, uint64_t i)

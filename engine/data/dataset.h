@@ -113,6 +113,8 @@ struct dataset_row {
 };
 uint64_t dataset_rows(const struct dataset *);
 struct dataset_row dataset_row(const struct dataset *, uint64_t i);
+/* @return the name of its source; NULL: the set has one source. */
+const char *dataset_row_source(const struct dataset *, uint64_t i);
 /* @return a number that only the repetitions of the row share. */
 uint64_t dataset_row_origin(const struct dataset *, uint64_t i);
 uint64_t dataset_hash(const struct dataset *); /* of ids and masks; a checkpoint stores it to identify its data */

@@ -177,8 +177,9 @@ static void put_row(struct buf *b, const struct finder *f)
     while (seq + 1 < m->n_seqs && m->q_start[seq + 1] <= token) seq++;
     uint32_t which = f->step->row[f->step->start[f->micro] + (uint32_t)seq];
     struct dataset_row row = dataset_row(rows->set, rows->index[which]);
-    buf_printf(b, ", in the row of line %llu of the data (its token %d", (unsigned long long)row.line,
-               token - m->q_start[seq] + 1);
+    const char *source = dataset_row_source(rows->set, rows->index[which]);
+    buf_printf(b, ", in the row of line %llu of %s (its token %d", (unsigned long long)row.line,
+               source ? source : "the data", token - m->q_start[seq] + 1);
     if (f->rows > 1) buf_printf(b, "; %d of %d tokens here have one", f->n_rows, f->rows);
     buf_str(b, ")");
 }

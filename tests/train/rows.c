@@ -16,6 +16,12 @@ struct dataset_row dataset_row(const struct dataset *s, uint64_t i)
     return s->row[i];
 }
 
+const char *dataset_row_source(const struct dataset *s, uint64_t i)
+{
+    (void)i;
+    return s->source;
+}
+
 uint64_t dataset_row_origin(const struct dataset *s, uint64_t i)
 {
     (void)s;

@@ -58,6 +58,8 @@ static void test_files_in_order(void **state)
     struct dataset *d = open_all(v, 2, &o, &r);
     shown(d, &got);
     assert_string_equal(got.data, "a0 a1 a2 b c ");
+    assert_string_equal(dataset_row_source(d, 2), "a");
+    assert_string_equal(dataset_row_source(d, 3), "b");
     uint64_t hash = dataset_hash(d);
     assert_int_equal(r.skipped, 1);
     assert_int_equal(r.problem[0].source, 1);

@@ -13,6 +13,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { BATCH_BYTES = 256 << 10, BATCH_ROWS = 512, BATCHES_PER_THREAD = 3 };
 
@@ -51,6 +52,7 @@ struct builder {
     size_t n_ring;
     uint64_t filled, taken, written; /* batches; under lock */
     bool stop;                       /* under lock */
+    atomic_bool leave;               /* what is being made is not wanted */
     pthread_mutex_t lock;
     pthread_cond_t ready, done;
     pthread_t *thread;
@@ -183,10 +185,10 @@ static int json_make(const struct builder *w, struct scratch *s, struct batch *b
     return rc;
 }
 
-static void batch_make(const struct builder *w, struct scratch *s, struct batch *b)
+static void batch_make(struct builder *w, struct scratch *s, struct batch *b)
 {
     bool texts = w->d->kind == SCAN_MARKED || w->d->kind == SCAN_PARAGRAPHS;
-    for (size_t i = 0; i < b->n_rows; i++) {
+    for (size_t i = 0; i < b->n_rows && !atomic_load(&w->leave); i++) {
         const struct batch_row *r = &b->rows[i];
         struct err why = {0};
         rendered_clear(&s->text);
@@ -232,12 +234,17 @@ static void threads_start(struct builder *w, int n)
     while (w->n_threads < n && !pthread_create(&w->thread[w->n_threads], NULL, worker, w)) w->n_threads++;
 }
 
+/* A thread ends after the row that it is at.  In the background that may be long: where the system lets it, it becomes
+ * a thread as others are. */
 static void threads_end(struct builder *w)
 {
+    atomic_store(&w->leave, true);
     pthread_mutex_lock(&w->lock);
     w->stop = true;
     pthread_cond_broadcast(&w->ready);
     pthread_mutex_unlock(&w->lock);
+    for (int i = 0; i < w->n_threads && w->o->background; i++)
+        pthread_setschedparam(w->thread[i], SCHED_OTHER, &(struct sched_param){0});
     for (int i = 0; i < w->n_threads; i++) pthread_join(w->thread[i], NULL);
     free(w->thread);
 }
@@ -294,15 +301,36 @@ static int batch_write(const struct builder *w, struct batch *b, struct cache_wr
     return 0;
 }
 
+/* Under the lock: until a batch is done, for at most a fifth of a second.  Threads in the background may need minutes.
+ */
+static void wait_for_done(struct builder *w)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += 200000000;
+    if (until.tv_nsec >= 1000000000) until.tv_nsec -= 1000000000, until.tv_sec++;
+    pthread_cond_timedwait(&w->done, &w->lock, &until);
+}
+
+static bool is_cancelled(const struct builder *w)
+{
+    return w->o->cancelled && w->o->cancelled(w->o->arg);
+}
+
 /* Waits for the oldest batch and writes it; without `wait` only if it is done.  @return 1 when a batch was written. */
 static int oldest_write(struct builder *w, bool wait, struct cache_writer *out, struct dataset_report *r, struct err *e)
 {
     struct batch *b = &w->ring[w->written % w->n_ring];
+    bool cancelled = false;
     pthread_mutex_lock(&w->lock);
     bool any = w->written < w->filled;
-    while (any && wait && b->state != BATCH_DONE) pthread_cond_wait(&w->done, &w->lock);
+    while (any && wait && b->state != BATCH_DONE && !cancelled) {
+        wait_for_done(w);
+        cancelled = b->state != BATCH_DONE && is_cancelled(w);
+    }
     any = any && b->state == BATCH_DONE;
     pthread_mutex_unlock(&w->lock);
+    if (cancelled) return err_set(e, ERR_FULL, "cancelled");
     if (!any) return 0;
     int rc = batch_write(w, b, out, r, e);
     b->state = BATCH_FREE; /* owned by this thread again until it is filled */
@@ -317,7 +345,7 @@ static int run(struct builder *w, struct scan *scan, struct cache_writer *out, s
     uint64_t seen = 0;
     int rc = 1;
     while (rc > 0) {
-        if (o->cancelled && o->cancelled(o->arg)) rc = err_set(e, ERR_FULL, "cancelled");
+        if (is_cancelled(w)) rc = err_set(e, ERR_FULL, "cancelled");
         if (rc > 0 && w->filled - w->written == w->n_ring) rc = oldest_write(w, true, out, r, e);
         if (rc <= 0) break;
         struct batch *b = &w->ring[w->filled % w->n_ring];
@@ -358,7 +386,11 @@ int build(struct source *source, const struct dataset_options *o, const struct d
     w.ring = mem_array(w.n_ring, sizeof *w.ring);
     pthread_mutex_init(&w.lock, NULL);
     pthread_cond_init(&w.ready, NULL);
-    pthread_cond_init(&w.done, NULL);
+    pthread_condattr_t clock; /* one that nobody sets */
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&w.done, &clock);
+    pthread_condattr_destroy(&clock);
     if (o->threads > 1) threads_start(&w, o->threads);
     scan_open(&scan, source, d->kind, o->max_row_bytes);
     memcpy(scan.mark, d->mark, sizeof scan.mark);

@@ -214,6 +214,31 @@ static void test_cancelled_while_waiting(void **state)
     empty_cache();
 }
 
+/* Whenever it is cancelled, also while threads that run only now and then have rows in work. */
+static void test_cancelled_with_threads(void **state)
+{
+    int whole = 0;
+    for (int polls = 0; polls < 12; polls++) {
+        struct dataset *d;
+        struct dataset_source s = {.inline_json = rows.data, .inline_bytes = rows.len};
+        struct dataset_options o = usual();
+        struct err e = {0};
+        int asked = 1 - polls;
+        o.threads = 3;
+        o.background = true;
+        o.cancelled = second_time;
+        o.arg = &asked;
+        if (dataset_open(&d, &s, &o, tokenizer, NULL, eos(), NULL, &e))
+            assert_string_equal(e.msg, "cancelled");
+        else
+            whole++;
+        dataset_free(d);
+        assert_int_equal(files("", NULL), 0);
+    }
+    print_message("%d of 12 were whole\n", whole);
+    assert_true(whole < 12);
+}
+
 /* As on a full disk: a file may not grow past some bytes. */
 static void test_no_room(void **state)
 {
@@ -353,6 +378,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_killed),
         cmocka_unit_test(test_two_at_once),
         cmocka_unit_test(test_cancelled_while_waiting),
+        cmocka_unit_test(test_cancelled_with_threads),
         cmocka_unit_test(test_no_room),
         cmocka_unit_test(test_sweep),
         cmocka_unit_test(test_unnamed),

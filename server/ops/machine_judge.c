@@ -13,7 +13,7 @@ static const double MEMORY_LEAST = 0.1;          /* share of the memory that is 
 static const double SWAPPED_MOST = 0.01;         /* of the memory */
 static const double FILES_LEAST = 4096;          /* connections, and what the daemon itself opens (process_files) */
 static const double NEAR_SLOWDOWN = 5;           /* kelvin below the temperature at which a GPU slows down */
-static const double MEMORY_OF_OTHERS_MOST = 0.1; /* share of a GPU's memory in use before tandem starts */
+static const double MEMORY_OF_OTHERS_MOST = 0.1; /* share of a GPU's memory that others than tandem use */
 
 /* Bits of nvmlDeviceGetCurrentClocksThrottleReasons (NVIDIA's NVML API reference, nvmlClocksEventReasons). */
 enum { SLOWED_BY_POWER = 0x04 | 0x80, SLOWED_BY_HEAT = 0x20 | 0x40, SLOWED_BY_HARDWARE = 0x08 };
@@ -185,7 +185,8 @@ static const struct check {
     const char *advice;
 } checks[] = {
     {"instructions", look_at_instructions,
-     "build for this processor: scripts/build, or meson configure -Dlevels= with its best level; leave --device at auto"},
+     "build for this processor: scripts/build, or meson configure -Dlevels= with its best level; leave --device at "
+     "auto"},
     {"threads", look_at_threads,
      "threads beyond that are halted together: leave --threads at 0, or raise the limit (CPUQuota=, docker --cpus)"},
     {"clock governor", look_at_governor,
@@ -198,17 +199,22 @@ static const struct check {
     {"NUMA balancing", look_at_balancing, "sysctl kernel.numa_balancing=0 (as root): moving pages halts the threads"},
     {"huge pages", look_at_huge_pages,
      "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled (as root): reading weights becomes faster"},
-    {"clock source", look_at_clock, "reading the time is a system call with this one: boot with tsc, or kvm-clock in a machine of KVM"},
-    {"memory", look_at_memory, "little is left for weights and KV cache: end other processes, or --quantize int8 or int4"},
+    {"clock source", look_at_clock,
+     "reading the time is a system call with this one: boot with tsc, or kvm-clock in a machine of KVM"},
+    {"memory", look_at_memory,
+     "little is left for weights and KV cache: end other processes, or --quantize int8 or int4"},
     {"memory limit", look_at_memory_limit,
      "raise the limit (MemoryMax=, docker --memory), or give less to the KV cache, or --quantize int8 or int4"},
-    {"swap", look_at_swap, "what is swapped out is read from disk in the middle of a step: use less memory, then swapoff -a"},
+    {"swap", look_at_swap,
+     "what is swapped out is read from disk in the middle of a step: use less memory, then swapoff -a"},
     {"wait for memory", look_at_memory_wait, "processes wait until memory is freed: use less of it"},
     {"overcommit", look_at_overcommit,
      "sysctl vm.overcommit_memory=0 (as root): 2 refuses to reserve memory that is never used"},
     {"open files", look_at_files, "each connection is a file: raise the hard limit (LimitNOFILE=, ulimit -Hn)"},
-    {"NVIDIA GPUs", look_at_driver, "install the driver, nvidia-smi must list the GPU; in a container: docker run --gpus all"},
-    {"device cuda", look_at_cuda, "the GPU is not used; without CUDA in the program, scripts/deps cuda and scripts/build put it there"},
+    {"NVIDIA GPUs", look_at_driver,
+     "install the driver, nvidia-smi must list the GPU; in a container: docker run --gpus all"},
+    {"device cuda", look_at_cuda,
+     "the GPU is not used; without CUDA in the program, scripts/deps cuda and scripts/build put it there"},
 };
 
 /* ---- a GPU ------------------------------------------------------------------------------------------------------- */
@@ -216,8 +222,9 @@ static const struct check {
 static enum finding_state look_at_gpu_memory(const struct device_condition *d, char *found, size_t size)
 {
     if (d->memory_total <= 0) return FINDING_UNKNOWN;
-    snprintf(found, size, "%.1f of %.1f GiB in use", gib(d->memory_used), gib(d->memory_total));
-    return change_if(d->memory_used > MEMORY_OF_OTHERS_MOST * d->memory_total);
+    int n = snprintf(found, size, "%.1f of %.1f GiB in use", gib(d->memory_used), gib(d->memory_total));
+    if (d->memory_own > 0) snprintf(found + n, size - (size_t)n, ", %.1f GiB by tandem", gib(d->memory_own));
+    return change_if(d->memory_used - d->memory_own > MEMORY_OF_OTHERS_MOST * d->memory_total);
 }
 
 static enum finding_state look_at_gpu_clock(const struct device_condition *d, char *found, size_t size)
@@ -271,13 +278,16 @@ static const struct device_check {
     enum finding_state (*look)(const struct device_condition *, char *found, size_t size);
     const char *advice;
 } device_checks[] = {
-    {"GPU memory", look_at_gpu_memory, "programs hold it, nvidia-smi lists them (a running tandem is one): --gpu-memory-fraction is of the whole"},
+    {"GPU memory", look_at_gpu_memory,
+     "other programs hold it, nvidia-smi lists them: --gpu-memory-fraction is of the whole"},
     {"GPU clock", look_at_gpu_clock, "cool it better, or raise the power limit: nvidia-smi -pl WATTS (as root)"},
     {"GPU temperature", look_at_gpu_heat, "it is about to slow down: cool it better"},
     {"GPU power", look_at_gpu_power, "the limit was lowered: nvidia-smi -pl WATTS (as root) raises it"},
     {"GPU link", look_at_gpu_link, "loading weights and checkpoints is slower: try another slot, reseat the card"},
-    {"GPU persistence", look_at_gpu_persistence, "nvidia-smi -pm 1 (as root): starting is quicker while nothing else uses the GPU"},
-    {"GPU memory errors", look_at_gpu_errors, "results may be wrong: restart the machine; if errors return, replace the card"},
+    {"GPU persistence", look_at_gpu_persistence,
+     "nvidia-smi -pm 1 (as root): starting is quicker while nothing else uses the GPU"},
+    {"GPU memory errors", look_at_gpu_errors,
+     "results may be wrong: restart the machine; if errors return, replace the card"},
 };
 
 enum { N_CHECKS = sizeof checks / sizeof *checks, N_DEVICE_CHECKS = sizeof device_checks / sizeof *device_checks };

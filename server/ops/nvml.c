@@ -16,6 +16,12 @@ struct memory_info { /* nvmlMemory_t */
     unsigned long long total, free, used;
 };
 
+struct process_info { /* nvmlProcessInfo_t: ids are those of this process's namespace; memory ~0: not known */
+    unsigned id;
+    unsigned long long memory;
+    unsigned instances[2];
+};
+
 struct utilization { /* nvmlUtilization_t: percent of the last sample period */
     unsigned gpu, memory;
 };
@@ -50,6 +56,7 @@ struct nvml {
     int (*width_max)(device_handle, unsigned *lanes);
     int (*persistence)(device_handle, int *mode);
     int (*errors)(device_handle, int type, int counter, unsigned long long *);
+    int (*processes)(device_handle, unsigned *n, struct process_info *);
     unsigned n;
 };
 
@@ -77,6 +84,7 @@ static bool find_all(struct nvml *m)
     FIND(m, width_max, "nvmlDeviceGetMaxPcieLinkWidth");
     FIND(m, persistence, "nvmlDeviceGetPersistenceMode");
     FIND(m, errors, "nvmlDeviceGetTotalEccErrors");
+    FIND(m, processes, "nvmlDeviceGetComputeRunningProcesses_v3");
     return FIND(m, init, "nvmlInit_v2") && FIND(m, shutdown, "nvmlShutdown") &&
            FIND(m, count, "nvmlDeviceGetCount_v2") && FIND(m, handle, "nvmlDeviceGetHandleByIndex_v2") &&
            FIND(m, name, "nvmlDeviceGetName") && FIND(m, uuid, "nvmlDeviceGetUUID") &&
@@ -146,6 +154,28 @@ static int lanes(int (*get)(device_handle, unsigned *), device_handle h)
     return get && get(h, &v) == NVML_SUCCESS && v < 1024 ? (int)v : -1;
 }
 
+static bool is_tandem(unsigned process)
+{
+    char path[64], name[16] = "";
+    snprintf(path, sizeof path, "/proc/%u/comm", process);
+    FILE *f = fopen(path, "re");
+    bool read = f && fgets(name, sizeof name, f);
+    if (f) fclose(f);
+    return read && strcmp(name, "tandem\n") == 0;
+}
+
+static double memory_own(struct nvml *m, device_handle h)
+{
+    enum { PROCESSES = 64 };
+    struct process_info p[PROCESSES];
+    unsigned n = PROCESSES;
+    double bytes = 0;
+    if (!m->processes || m->processes(h, &n, p) != NVML_SUCCESS || n > PROCESSES) return 0;
+    for (unsigned i = 0; i < n; i++)
+        if (p[i].memory != ~0ull && is_tandem(p[i].id)) bytes += (double)p[i].memory;
+    return bytes;
+}
+
 static void inspect_one(struct nvml *m, device_handle h, struct device_condition *d)
 {
     struct device_use use;
@@ -158,6 +188,7 @@ static void inspect_one(struct nvml *m, device_handle h, struct device_condition
                                    .power_default = watts(m->power_default, h),
                                    .memory_total = use.memory_total,
                                    .memory_used = use.memory_used,
+                                   .memory_own = memory_own(m, h),
                                    .utilization = use.utilization,
                                    .link_width = lanes(m->width, h),
                                    .link_width_max = lanes(m->width_max, h),

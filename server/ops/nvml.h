@@ -35,9 +35,10 @@ void nvml_sample(struct nvml *, struct device_sample *);
 struct device_condition {
     char name[96];
     unsigned long long slowed; /* nvmlClocksEventReasons*: why its clock is below the highest now; 0: it is not */
-    double celsius, slowdown_celsius; /* now; from which on it slows itself down */
+    double celsius, slowdown_celsius;  /* now; from which on it slows itself down */
     double power_limit, power_default; /* watts */
     double memory_total, memory_used;  /* bytes */
+    double memory_own;                 /* of it, what processes named tandem hold; as far as it is known, else 0 */
     double utilization;                /* 0 .. 1 */
     int link_width, link_width_max;    /* PCIe lanes */
     int persistence;                   /* 1: the driver stays loaded while nothing uses the device */

@@ -1,6 +1,7 @@
-/* In the place of NVIDIA's libnvidia-ml.so.1 for test_metrics_full.py and test_doctor.py: two devices, the second without the figures that
- * a partition of a device does not have.  FAKE_NVML says how it fails: "init", "none" (no devices), "slow" (a sample
- * takes a second), "lost" (each device has fallen off the bus), "stuck" (it does not let go). */
+/* In the place of NVIDIA's libnvidia-ml.so.1 for test_metrics_full.py and test_doctor.py: two devices, the second
+ * without the figures that a partition of a device does not have.  FAKE_NVML says how it fails: "init", "none" (no
+ * devices), "slow" (a sample takes a second), "lost" (each device has fallen off the bus), "stuck" (it does not let
+ * go); or "own": most memory of the first is the calling process's. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +9,12 @@
 
 struct memory_info {
     unsigned long long total, free, used;
+};
+
+struct process_info {
+    unsigned id;
+    unsigned long long memory;
+    unsigned instances[2];
 };
 
 struct utilization {
@@ -37,6 +44,7 @@ int nvmlDeviceGetCurrPcieLinkWidth(void *, unsigned *);
 int nvmlDeviceGetMaxPcieLinkWidth(void *, unsigned *);
 int nvmlDeviceGetPersistenceMode(void *, int *);
 int nvmlDeviceGetTotalEccErrors(void *, int, int, unsigned long long *);
+int nvmlDeviceGetComputeRunningProcesses_v3(void *, unsigned *, struct process_info *);
 
 static int fails(const char *how)
 {
@@ -168,4 +176,15 @@ int nvmlDeviceGetTotalEccErrors(void *device, int type, int counter, unsigned lo
 {
     *n = 0;
     return index_of(device) || type != 1 || counter != 0 ? NOT_SUPPORTED : SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *n, struct process_info *out)
+{
+    const struct process_info all[] = {{.id = (unsigned)getpid(), .memory = 39ull << 30},
+                                       {.id = 1, .memory = 1ull << 30},
+                                       {.id = (unsigned)getpid(), .memory = ~0ull}};
+    if (index_of(device) || !fails("own")) return NOT_SUPPORTED;
+    *n = 3;
+    memcpy(out, all, sizeof all);
+    return SUCCESS;
 }

@@ -47,6 +47,12 @@ def test_gpus():
                       "GPU memory errors": ["good", "unknown"]}
 
 
+def test_memory_of_a_running_tandem_is_not_anothers():
+    first, second = [f for f in findings(env={**FAKE, "FAKE_NVML": "own"}) if f["name"] == "GPU memory"]
+    assert first["state"] == "good" and first["found"] == "40.0 of 80.0 GiB in use, 39.0 GiB by tandem"
+    assert second["state"] == "change" and second["found"] == "41.0 of 80.0 GiB in use"
+
+
 def test_driver_that_does_not_answer():
     by_name = {f["name"]: f for f in findings(env={**FAKE, "FAKE_NVML": "init"})}
     assert not [name for name in by_name if name.startswith("GPU ")]

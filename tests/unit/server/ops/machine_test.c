@@ -1,4 +1,5 @@
-/* What is read of a machine, in a made-up /proc and /sys; and each rule, planted on a machine with nothing to change. */
+/* What is read of a machine, in a made-up /proc and /sys; and each rule, planted on a machine with nothing to change.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,7 +45,8 @@ static void test_read(void **state)
     put("/proc/pressure/cpu", "some avg10=1.00 avg60=37.50 avg300=0.10 total=1\n");
     put("/proc/pressure/memory", "some avg10=0.00 avg60=2.00 avg300=0.00 total=1\nfull avg60=1.00\n");
     put("/sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet\n");
-    put("/proc/meminfo", "MemTotal:     1000 kB\nMemFree: 1 kB\nMemAvailable:  400 kB\nSwapTotal: 100 kB\nSwapFree: 70 kB\n");
+    put("/proc/meminfo",
+        "MemTotal:     1000 kB\nMemFree: 1 kB\nMemAvailable:  400 kB\nSwapTotal: 100 kB\nSwapFree: 70 kB\n");
     put("/proc/sys/vm/overcommit_memory", "2\n");
     put("/sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n");
     put("/sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n");
@@ -74,7 +76,8 @@ static void test_read(void **state)
     assert_int_equal(m.killed, 2);
 }
 
-/* ---- rules --------------------------------------------------------------------------------------------------------- */
+/* ---- rules ---------------------------------------------------------------------------------------------------------
+ */
 
 static struct machine good(void)
 {
@@ -169,6 +172,8 @@ static void test_rules_of_a_gpu(void **state)
 {
     (void)state;
     PLANT("GPU memory ", m.devices[0].memory_used = 10e9);
+    PLANT("GPU memory ", m.devices[0].memory_used = 70e9; m.devices[0].memory_own = 60e9);
+    PLANT("", m.devices[0].memory_used = 70e9; m.devices[0].memory_own = 65e9);
     PLANT("GPU clock ", m.devices[0].slowed = 0x40);
     PLANT("GPU clock ", m.devices[0].slowed = 0x04);
     PLANT("GPU clock ", m.devices[0].slowed = 0x08);

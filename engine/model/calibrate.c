@@ -290,20 +290,25 @@ static void run_close(struct run *r)
     free(r->logits);
 }
 
-/* Moments and feedback of all GEMMs fit in memory. */
-static int check_memory(const struct model_config *c, struct err *e)
+/* Moments and feedback of all GEMMs fit in memory, and what each thread factors a block in. */
+static int check_memory(const struct model_config *c, int threads, struct err *e)
 {
     const double GIB = 1024.0 * 1024 * 1024;
     struct tensors t = tensors_of(c, NULL);
     double floats = 0, room = (double)memory_available();
+    size_t largest = 0;
     for (int i = 0; i < tensors_stacks(c); i++) {
         struct stack s;
         tensors_stack(&t, i, &s);
-        if (s.n && s.gemm >= 0) floats += 2.0 * (double)block_floats(s.cols); /* moments are closed one by one */
+        if (!s.n || s.gemm < 0) continue;
+        size_t n = (size_t)block_of(s.cols, 0);
+        if (n * n > largest) largest = n * n;
+        floats += 2.0 * (double)block_floats(s.cols); /* moments are closed one by one */
     }
-    if (floats * sizeof(float) < 0.95 * room) return 0;
+    double bytes = floats * sizeof(float) + 2.0 * threads * (double)largest * sizeof(double);
+    if (bytes < 0.95 * room) return 0;
     return err_set(e, ERR_NOMEM, "calibrating needs %.2f GiB for the statistics of %d matrices, %.2f GiB are available",
-                   floats * sizeof(float) / GIB, tensors_gemms(c), room / GIB);
+                   bytes / GIB, tensors_gemms(c), room / GIB);
 }
 
 /* n texts of up to `len` tokens, each with its own pages */
@@ -313,7 +318,7 @@ static int run_open(struct run *r, const char *dir, const char *device, int thre
     int rc = model_load(&r->m, dir, device, threads ? threads : cpus_available(), NULL, false, e);
     if (rc) return rc;
     if (r->m.c.quant.name[0]) return err_set(e, ERR_INVALID, "%s is quantised to %s already", dir, r->m.c.quant.name);
-    rc = check_memory(&r->m.c, e);
+    rc = check_memory(&r->m.c, r->m.d->threads, e);
     if (rc) return rc;
     r->len = len < r->m.c.max_len ? len : r->m.c.max_len;
     int each = (r->len + KV_PAGE - 1) / KV_PAGE;

@@ -78,6 +78,7 @@ static int place_end(const struct adapter *shape, const struct model_config *c, 
         char which = 0;
         for (int i = 0; i < TENSOR_PREFIXES && table->prefix[i] && module->end && !which; i++) {
             const char *name = after(s, table->prefix[i]), *rest = after(name, module->path);
+            if (rest == name && module->gemm == GEMM_LM_HEAD) rest = after(name, HEAD_NAME);
             if (rest != name) which = matrix_of(module, rest);
         }
         if (!which) continue;
@@ -184,6 +185,10 @@ static int decide(struct reading *r, int i, int *any, struct err *e)
     if (!lora_module_present(r->c, layer, m) || (m->end && r->p.all_linear)) return 0;
     int rc = m->parameter ? adapter_experts_named(r->c, &r->p, m, layer, e)
                           : peft_config_targets(&r->p, m->end ? -1 : layer, name, e);
+    if (!rc && m->gemm == GEMM_LM_HEAD) {
+        snprintf(name, sizeof name, HEAD_NAME);
+        rc = peft_config_targets(&r->p, -1, name, e);
+    }
     *any |= rc > 0;
     if (m->parameter && rc > 0) return 0;
     return rc <= 0 ? rc : peft_config_rank(&r->p, name, &r->rank[i], &r->alpha[i], e);

@@ -69,6 +69,8 @@ enum tensor_flags {
     TENSOR_BARE_END = 128, /* a vector whose name ends with the module's: no ".weight" */
 };
 
+#define HEAD_NAME "lm_head" /* in most families; transformers 5 knows it by this name in the others, too */
+
 struct tensor_row {
     const char *module; /* tensors MODULE.weight and MODULE.bias; for a layer's modules, after the prefix "layers.3." */
     enum tensor_part part;

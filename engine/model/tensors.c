@@ -160,14 +160,18 @@ static const struct tensor_row *expert_row(struct expert_row *x, const struct te
     return &x->row;
 }
 
-/* The first BERT checkpoints call the weight and the bias of a norm gamma and beta. */
+/* The first BERT checkpoints call the weight and the bias of a norm gamma and beta; transformers 5 calls every head
+ * HEAD_NAME. */
 static void name_of(const struct tensors *t, const struct tensor_row *r, int layer, const char *suffix,
                     char out[TENSOR_NAME_MAX])
 {
     char old[TENSOR_NAME_MAX];
     name_with(t, r, layer, suffix, out);
-    if (!t->c->encoder || stored(t, out)) return;
-    name_with(t, r, layer, suffix == weight ? ".gamma" : ".beta", old);
+    if (stored(t, out) || (!t->c->encoder && r->part != PART_HEAD)) return;
+    if (r->part == PART_HEAD)
+        snprintf(old, sizeof old, HEAD_NAME "%s", suffix);
+    else
+        name_with(t, r, layer, suffix == weight ? ".gamma" : ".beta", old);
     if (stored(t, old)) memcpy(out, old, sizeof old);
 }
 

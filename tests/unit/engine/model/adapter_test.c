@@ -469,6 +469,34 @@ static void test_accepts_other_spellings(void **state)
            q_pairs + 2, 2, 0, 2);
 }
 
+/* The head of GPT-NeoX by its own name, and by that of transformers 5. */
+static void test_names_of_a_head(void **state)
+{
+    static const struct tensor_spec named[][2] = {
+        {{"base_model.model.embed_out.lora_A.weight", "F32", 2, 8}, {"embed_out.lora_B.weight", "F32", 16, 2}},
+        {{"base_model.model.lm_head.lora_A.weight", "F32", 2, 8}, {"lm_head.lora_B.default.weight", "F32", 16, 2}}};
+    static const char *const target[] = {"embed_out", "lm_head"};
+    struct model_config neox = phi;
+    neox.family = &(const struct model_family){.tensors = &gpt_neox_tensors};
+    neox.vocab = 16;
+    for (int i = 0; i < 2; i++) {
+        char config[160];
+        struct err e = {0};
+        snprintf(config, sizeof config,
+                 "{\"peft_type\":\"LORA\",\"r\":4,\"target_modules\":[\"%s\"],\"rank_pattern\":{\"%s\":2}}", target[i],
+                 target[i]);
+        struct adapter *a = parse(config, &neox, named[i], 2, 0, &e);
+        if (!a) {
+            fail_msg("%s: %s", config, e.msg);
+            return;
+        }
+        int head = (int)(module(a, "embed_out") - a->module);
+        assert_int_equal(a->pair[head].r, 2);
+        assert_int_equal(a->targets, TARGET_HEAD);
+        adapter_free(a);
+    }
+}
+
 static void test_scale(void **state)
 {
     struct err e;
@@ -751,6 +779,7 @@ int main(void)
         cmocka_unit_test(test_refuses_configurations),
         cmocka_unit_test(test_refuses_tensors),
         cmocka_unit_test(test_accepts_other_spellings),
+        cmocka_unit_test(test_names_of_a_head),
         cmocka_unit_test(test_scale),
         cmocka_unit_test(test_rules),
         cmocka_unit_test(test_experts),

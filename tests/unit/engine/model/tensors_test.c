@@ -277,6 +277,10 @@ static void test_loading(void **state)
     assert_values(m.d, l->post2_w, "text.blocks.1.after_ff.weight", 8, 1);
     assert_values(m.d, l->qkv_b, "text.blocks.1.mix.all.bias", 16, 0);
     assert_values(m.d, m.w.norm_w, "text.end.weight", 8, 1);
+    char head[TENSOR_NAME_MAX];
+    struct tensors stored = tensors_of(&c, m.w.file);
+    tensors_head_name(&stored, head);
+    assert_string_equal(head, "out.weight");
     assert_true(!l->norm2_b && !l->post1_b && !l->o_b && !l->up_b && !l->down_b && !m.w.norm_b && !m.w.head_b);
 
     /* gate and up in one tensor: its rows in order, as a product of the two halves gives them */
@@ -288,6 +292,32 @@ static void test_loading(void **state)
         assert_true(y[r] == (float)sum);
     }
     close_model(&m);
+    remove_dir(dir);
+}
+
+/* A head may be called as transformers 5 calls all of them. */
+static void test_name_of_a_head(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/tandem-tensors-XXXXXX", head[TENSOR_NAME_MAX];
+    struct model_config c = config_of(&odd);
+    struct err e = {0};
+    assert_non_null(mkdtemp(dir));
+    char *path = file_join(dir, "model.safetensors");
+    struct st_writer *w = st_writer_open(path, 2, 2 * TENSOR_NAME_MAX, 64, &e);
+    add(w, "", "text.end.weight", 1, 8);
+    add(w, "", HEAD_NAME ".weight", 16, 8);
+    if (st_writer_finish(w, &e)) fail_msg("%s", e.msg);
+    struct tensor_source *source = safetensors_open(path, &e);
+    assert_non_null(source);
+    struct tensors t = tensors_of(&c, source);
+    tensors_head_name(&t, head);
+    assert_string_equal(head, "lm_head.weight");
+    t = tensors_of(&c, NULL);
+    tensors_head_name(&t, head);
+    assert_string_equal(head, "out.weight");
+    tensor_source_close(source);
+    free(path);
     remove_dir(dir);
 }
 
@@ -472,11 +502,8 @@ static void test_rows_and_layers_agree(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_and_layers_agree),
-        cmocka_unit_test(test_order),
-        cmocka_unit_test(test_loading),
-        cmocka_unit_test(test_halves),
-        cmocka_unit_test(test_modules),
+        cmocka_unit_test(test_rows_and_layers_agree), cmocka_unit_test(test_order),  cmocka_unit_test(test_loading),
+        cmocka_unit_test(test_name_of_a_head),        cmocka_unit_test(test_halves), cmocka_unit_test(test_modules),
         cmocka_unit_test(test_full_fine_tuning),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -49,8 +49,8 @@ def test_gpus():
 
 def test_memory_of_a_running_tandem_is_not_anothers():
     first, second = [f for f in findings(env={**FAKE, "FAKE_NVML": "own"}) if f["name"] == "GPU memory"]
-    assert first["state"] == "good" and first["found"] == "40.0 of 80.0 GiB in use, 39.0 GiB by tandem"
-    assert second["state"] == "change" and second["found"] == "41.0 of 80.0 GiB in use"
+    assert first["state"] == "good" and first["found"] == "0: 40.0 of 80.0 GiB in use, 39.0 GiB by tandem"
+    assert second["state"] == "change" and second["found"] == "1: 41.0 of 80.0 GiB in use"
 
 
 def test_driver_that_does_not_answer():

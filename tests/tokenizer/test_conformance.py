@@ -207,17 +207,22 @@ def test_vocabulary(pair):
     assert int(pair.tool.ask('find', 0, 'no such token at all')) == -1
 
 
+@pytest.fixture(scope='module', params=LARGE)
+def large(request):
+    tool = Tool(fixture(request.param))
+    yield tool, Reference(fixture(request.param))
+    tool.close()
+
+
 @pytest.mark.full
-@pytest.mark.parametrize('name', LARGE)
 @pytest.mark.parametrize('run', ['a', ' ', '\n', '\t', 'ab', '啊', '\u0301', '\0', '🏳️\u200d', '▁', "'", '1'])
-def test_long_runs(name, run):
+def test_long_runs(large, run):
     """A megabyte without a break: same ids, and time that grows with the text, not with its square."""
-    tool, reference = Tool(fixture(name)), Reference(fixture(name))
+    tool, reference = large
     text = run * (50_000 // len(run.encode()))
     assert tool.encode(text)[0] == reference.encode(text)[0]
     text = run * (1_000_000 // len(run.encode()))
     assert int(tool.ask('time', 1, text)) < 5e9  # nanoseconds; a fraction of that on an idle core
-    tool.close()
 
 
 def refusal(change, name='small-llama3'):

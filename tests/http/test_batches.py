@@ -7,7 +7,7 @@ import sqlite3
 import openai
 import pytest
 import requests
-from conftest import wait_for
+from conftest import DEVICE, wait_for
 from faults import DAEMON, LIBRARY, Faults
 from keys import bearer, new_key
 
@@ -71,13 +71,14 @@ def essence(body):
 
 @pytest.mark.smoke
 def test_answers_as_the_route_does(daemon, client):
-    lines = [completion(i) for i in range(20)]
+    n = 4 if DEVICE == "simt" else 20  # each is computed twice
+    lines = [completion(i) for i in range(n)]
     batch = create(client, lines, metadata={"who": "me"})
     assert batch.id.startswith("batch_") and batch.object == "batch" and batch.status == "validating" and batch.metadata == {"who": "me"}
     assert batch.endpoint == COMPLETIONS and batch.completion_window == "24h" and batch.expires_at == batch.created_at + 86400
     assert batch.output_file_id is None and batch.errors is None and counts(batch) == (0, 0, 0)
     done = wait(client, batch)
-    assert done.status == "completed" and counts(done) == (20, 0, 20) and done.error_file_id is None
+    assert done.status == "completed" and counts(done) == (n, 0, n) and done.error_file_id is None
     assert done.created_at <= done.in_progress_at <= done.finalizing_at <= done.completed_at
     output = content(client, done.output_file_id)
     assert sorted(v["custom_id"] for v in output) == sorted(v["custom_id"] for v in lines)
@@ -89,8 +90,8 @@ def test_answers_as_the_route_does(daemon, client):
         assert essence(response["body"]) == essence(direct.json())
     file = client.files.retrieve(done.output_file_id)
     assert file.purpose == "batch_output" and file.filename == f"{batch.id}_output.jsonl"
-    assert daemon.metric("tandem_batch_lines_total", outcome="completed") >= 20 and daemon.metric("tandem_batch_running") == 0
-    assert f"batch={batch.id} endpoint={COMPLETIONS} status=completed lines=20" in daemon.log()
+    assert daemon.metric("tandem_batch_lines_total", outcome="completed") >= n and daemon.metric("tandem_batch_running") == 0
+    assert f"batch={batch.id} endpoint={COMPLETIONS} status=completed lines={n}" in daemon.log()
 
 
 def test_chat_and_embeddings(client):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from conftest import BINARY, ENV, MODEL, ROOT, wait_for
+from conftest import BINARY, DEVICE, ENV, MODEL, ROOT, wait_for
 from keys import certificate, new_key, tandem_key
 from test_concurrency import raw_stream
 from training import submit, wait_over
@@ -258,8 +258,9 @@ def test_reload_under_load(start, tmp_path):
     file = tmp_path / "t.yaml"
     file.write_text("{}")
     with start("--config", file) as s, ThreadPoolExecutor(3) as pool:
-        alone = s.generate(max_new_tokens=20)
-        answers = [pool.submit(s.generate, max_new_tokens=20) for _ in range(30)]
+        most, n = (4, 8) if DEVICE == "simt" else (20, 30)  # a slow device: what is reloaded is not its
+        alone = s.generate(max_new_tokens=most)
+        answers = [pool.submit(s.generate, max_new_tokens=most) for _ in range(n)]
         for i in range(20):
             file.write_text(f"cors-origin: http://{i}\nidle-timeout: {i + 1}\nmax-connections: {1000 + i}\nsse-keepalive: {i + 1}\nstep-timeout: {i + 30}\n")
             s.signal(signal.SIGHUP)

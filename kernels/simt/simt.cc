@@ -66,16 +66,18 @@ struct lane {
     int id, in_warp;
     struct warp *warp;
     enum { READY, AT_BARRIER, AT_WARP, AT_BEFORE, DONE } state;
-    int site;                   /* source line of the wait, for reports */
-    int bar;                    /* id of a named barrier */
-    bool waited;                /* has called wait_for_previous */
-    copy_op copies[COPIES_MAX]; /* ring of copies issued and not yet waited for */
+    int site;        /* source line of the wait, for reports */
+    int bar;         /* id of a named barrier */
+    bool waited;     /* has called wait_for_previous */
+    copy_op *copies; /* (COPIES_MAX) ring of copies issued and not yet waited for */
     unsigned head, tail, group;
     void *asan_fake, *tsan;
 };
 
 struct machine {
+    /* Looked at in every round of the scheduler: without the copies they stay in the cache. */
     struct lane lanes[THREADS_MAX];
+    copy_op copies[THREADS_MAX][COPIES_MAX];
     struct warp warps[THREADS_MAX / WARP];
     int n, live, waiting;
     int bar_waiting[NAMED_BARRIERS];
@@ -201,6 +203,7 @@ SIMT_HIDE void lane_start(lane &l, int i)
     l.warp = &b.warps[i / WARP];
     l.tid = {u % b.block_dim.x, u / b.block_dim.x % b.block_dim.y, u / (b.block_dim.x * b.block_dim.y)};
     l.state = lane::READY;
+    l.copies = b.copies[u];
     l.head = l.tail = l.group = 0;
     l.waited = false;
     l.stack = b.stacks + STACK * u;

@@ -1,7 +1,12 @@
 /* Where a step broke: a NaN among the weights, and a value that overflows in one row of the data. */
 #include "tests/unit/engine/train/train_rig.h"
 
-static const char *const devices[] = {"cpu", "ref", "simt"};
+/* simt has memory of its own, which the search has to copy from; a sanitizer takes minutes for its arithmetic. */
+static const char *const devices[] = {"cpu", "ref",
+#ifndef TANDEM_SANITIZED
+                                      "simt"
+#endif
+};
 
 /* Copies a fixture to scratch/name and sets n floats of a tensor of its file, which is f32. */
 static void break_tensor(const char *fixture, const char *name, const char *tensor, size_t at, size_t n, float value)
@@ -71,7 +76,7 @@ static void test_weight(void **state)
     break_tensor("mistral", "weight", "model.layers.1.mlp.up_proj.weight", 48 * 5 + 3, 1, NAN);
     for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
         for (int method = TRAIN_LORA; method <= TRAIN_FULL; method += TRAIN_FULL - TRAIN_LORA) {
-            struct dataset *data = rows_make(6, 288, 3);
+            struct dataset *data = rows_make(i == 2 ? 2 : 6, 288, 3); /* few for simt */
             struct train_params p = params((enum train_method)method);
             p.epochs = 10;
             p.recompute = method == TRAIN_LORA ? RECOMPUTE_ON : RECOMPUTE_OFF;
@@ -91,8 +96,11 @@ static void test_row(void **state)
     (void)state;
     break_tensor("gemma2", "row", "model.embed_tokens.weight", 48 * 287, 48, 3e38f);
     for (size_t i = 0; i < sizeof devices / sizeof *devices; i++) {
-        struct dataset *data = rows_make(20, 280, 3);
-        data->id[13][2] = 287;
+        int line = i == 2 ? 2 : 14; /* few rows for simt */
+        char where[80];
+        struct dataset *data = rows_make(i == 2 ? 3 : 20, 280, 3);
+        data->id[line - 1][2] = 287;
+        data->source = i ? NULL : "b.jsonl";
         struct train_params p = params(TRAIN_LORA);
         p.epochs = 10;
         p.batch_tokens = p.micro_tokens = 1024;
@@ -100,8 +108,9 @@ static void test_row(void **state)
         free(data);
         if (r.last == TRAIN_PLAN) continue;
         assert_int_equal(r.last, TRAIN_FAILED);
-        says(r.text, (const char *[]){"infinity, in the embeddings, forward pass, op embed",
-                                      "in the row of line 14 of the data (its token 3; 1 of ", NULL});
+        snprintf(where, sizeof where, "in the row of line %d of %s (its token 3; 1 of ", line,
+                 i ? "the data" : "b.jsonl");
+        says(r.text, (const char *[]){"infinity, in the embeddings, forward pass, op embed", where, NULL});
     }
     remove_tree(scratch);
 }

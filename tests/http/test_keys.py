@@ -64,6 +64,9 @@ def check_refusal(answer, status, path):
     assert answer.headers["www-authenticate"].startswith('Bearer realm="tandem"')
     error = answer.json()["error"]
     code = "invalid_api_key" if status == 401 else "insufficient_permissions"
+    if path.startswith("/v1/messages"):
+        assert answer.json() == {"type": "error", "error": error} and error["type"] == ("authentication_error" if status == 401 else "permission_error")
+        return error["message"]
     if path.startswith("/v1/"):
         assert error["type"] == ("authentication_error" if status == 401 else "permission_error")
         assert error["code"] == code and error["param"] is None

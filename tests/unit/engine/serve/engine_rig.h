@@ -42,13 +42,20 @@ static struct engine_config base_config(const char *fixtures)
                                   .watch_device = true};
 }
 
+static void rig_start(struct rig *r, struct engine *g)
+{
+    struct err e = {0};
+    *r = (struct rig){.g = g};
+    sem_init(&r->wake, 0, 0);
+    assert_int_equal(engine_start(g, wake, r, &e), 0);
+}
+
 static void rig_open(struct rig *r, struct engine_config c)
 {
     struct err e = {0};
-    *r = (struct rig){.g = engine_open(&c, &e)};
-    if (!r->g) fail_msg("%s", e.msg);
-    sem_init(&r->wake, 0, 0);
-    assert_int_equal(engine_start(r->g, wake, r, &e), 0);
+    struct engine *g = engine_open(&c, &e);
+    if (!g) fail_msg("%s", e.msg);
+    rig_start(r, g);
 }
 
 static void rig_close(struct rig *r)

@@ -206,6 +206,44 @@ static void test_no_text_changes(void **state)
     free(want);
 }
 
+/* A greedy text of a prompt that repeats itself, with speculation and without; *e, and false: no such device. */
+static bool same_on(const char *model, struct engine_config c, int most, struct err *e)
+{
+    struct reply want = {0}, got = {0};
+    char *dir = file_join(models, model);
+    struct engine_stats s = {0};
+    c.model = dir;
+    for (int on = 0; on < 2; on++) {
+        struct rig r;
+        c.speculate = on ? "on" : "off";
+        struct engine *g = engine_open(&c, e);
+        if (!g) break;
+        rig_start(&r, g);
+        int32_t prompt[24];
+        for (int i = 0; i < 24; i++) prompt[i] = 5 + i * 3 % 12;
+        int room = engine_info(r.g)->max_total_tokens - 24;
+        struct gen_request q = {.prompt = prompt,
+                                .n_prompt = 24,
+                                .max_new_tokens = most < room ? most : room,
+                                .ignore_eos = true,
+                                .top_n = 1,
+                                .user = on ? &got : &want,
+                                .sampling = {.temperature = 1, .top_p = 1, .typical_p = 1, .repetition = 1}};
+        if (!engine_submit(r.g, &q, e)) fail_msg("%s", e->msg);
+        r.left = 1;
+        run_out(&r);
+        engine_stats_read(r.g, &s);
+        rig_close(&r);
+    }
+    free(dir);
+    if (e->code) return false;
+    assert_same(model, 0, &got, &want);
+    if (!s.accepted_tokens) fail_msg("%s: no candidate was accepted", model);
+    buf_free(&want.text);
+    buf_free(&got.text);
+    return true;
+}
+
 /* windows, rotary tables that change with the length of the text, quantised weights and caches, experts */
 static void test_families(void **state)
 {
@@ -214,40 +252,20 @@ static void test_families(void **state)
     } v[] = {{"phi3", NULL, "f32"},    {"llama-dynamic", "int8", "f16"}, {"qwen3-sliding", "int4", "int8"},
              {"gemma3", NULL, "bf16"}, {"qwen2-moe", NULL, "f32"},       {"gpt2", "nf4", "f16"}};
     for (size_t m = 0; m < sizeof v / sizeof *v; m++) {
-        struct reply want = {0}, got = {0};
-        char *dir = file_join(models, v[m].model);
-        struct engine_stats s;
-        for (int on = 0; on < 2; on++) {
-            struct rig r;
-            struct err e = {0};
-            struct engine_config c = base_config(models);
-            c.model = dir;
-            c.quantize = v[m].quantize;
-            c.kv_type = v[m].kv;
-            c.speculate = on ? "on" : "off";
-            rig_open(&r, c);
-            int32_t prompt[24];
-            for (int i = 0; i < 24; i++) prompt[i] = 5 + i * 3 % 12;
-            int most = engine_info(r.g)->max_total_tokens - 24;
-            struct gen_request q = {.prompt = prompt,
-                                    .n_prompt = 24,
-                                    .max_new_tokens = most < 200 ? most : 200,
-                                    .ignore_eos = true,
-                                    .top_n = 1,
-                                    .user = on ? &got : &want,
-                                    .sampling = {.temperature = 1, .top_p = 1, .typical_p = 1, .repetition = 1}};
-            if (!engine_submit(r.g, &q, &e)) fail_msg("%s", e.msg);
-            r.left = 1;
-            run_out(&r);
-            engine_stats_read(r.g, &s);
-            rig_close(&r);
-        }
-        assert_same(v[m].model, 0, &got, &want);
-        if (!s.accepted_tokens) fail_msg("%s: no candidate was accepted", v[m].model);
-        buf_free(&want.text);
-        buf_free(&got.text);
-        free(dir);
+        struct err e = {0};
+        struct engine_config c = base_config(models);
+        c.quantize = v[m].quantize;
+        c.kv_type = v[m].kv;
+        if (!same_on(v[m].model, c, 200, &e)) fail_msg("%s", e.msg);
     }
+}
+
+/* the CUDA kernels, at most 8 rows */
+static void test_simt(void **state)
+{
+    struct err e = {0};
+    struct engine_config c = {.device = "simt", .threads = 1, .kv_pages = 16, .max_seqs = 4, .max_batch_tokens = 32};
+    if (!same_on("qwen2", c, 40, &e)) skip();
 }
 
 /* ---- how many, and when ---- */
@@ -364,6 +382,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_text_changes),
         cmocka_unit_test(test_families),
+        cmocka_unit_test(test_simt),
         cmocka_unit_test(test_a_request_adapts),
         cmocka_unit_test(test_losses_are_bounded),
         cmocka_unit_test(test_names),

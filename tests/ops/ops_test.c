@@ -49,6 +49,13 @@ static double now(void)
 
 static bool quiet;
 
+/* Under TSan a level with one thread races with none: the table with three is enough. */
+#ifdef TANDEM_SANITIZED_THREADS
+static const bool with_one_thread = false;
+#else
+static const bool with_one_thread = true;
+#endif
+
 static void report(const char *what, double start, int failures_before)
 {
     if (quiet && n_failures == failures_before) return;
@@ -232,7 +239,7 @@ int main(int argc, char **argv)
     test_numbers();
     report("numbers", start, 0);
     for (int i = 0; i < n; i++) {
-        run_table(levels[i], 1);
+        if (with_one_thread) run_table(levels[i], 1);
         run_table(levels[i], 3);
     }
     struct {

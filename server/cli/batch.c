@@ -211,6 +211,7 @@ static int answer_file(const struct settings *set, const char *in, const char *o
     o.run = batch_run_start(&(struct batch_job){.app = &o.app,
                                                 .input = in,
                                                 .output = out,
+                                                .client = "batch",
                                                 .limits = {-1, SIZE_MAX, set->max_body_size},
                                                 .whole = true,
                                                 .opened = opened,

@@ -1,9 +1,12 @@
 /* /v1/batches: OpenAI's batches.  Handlers run on the loop thread and only queue work; functions with a db parameter
  * run on the store thread. */
+#include "engine/base/mem.h"
+#include "server/access/keys.h"
 #include "server/api/store_request.h"
 #include "server/jobs/api_train.h"
 #include "server/jobs/batch_db.h"
 #include "server/jobs/batches.h"
+#include "server/jobs/idempotency.h"
 #include "server/jobs/routes.h"
 #include "server/json/json.h"
 #include "server/json/names.h"
@@ -96,7 +99,9 @@ static const char *field_of(const char *message, char name[static 64])
 
 static void create_from(struct store_request *c, struct db *db, struct json_at *top)
 {
-    struct batch_new b = {0};
+    char hash[IDEMPOTENCY_HASH];
+    idempotency_hash(c, hash);
+    struct batch_new b = {.client = c->path, .idem_key = c->idempotency_key, .idem_hash = hash};
     struct buf text = {0};
     char purpose[64] = "", name[64];
     read_batch(top, &b, &text);
@@ -122,6 +127,10 @@ static void create_from(struct store_request *c, struct db *db, struct json_at *
 static void create(struct store_request *c, struct db *db)
 {
     struct err e = {0};
+    if (idempotency_replay(c, db, "SELECT seq, idem_hash FROM batches WHERE idem_key = ?")) {
+        if (c->status < 400) batch_put(db, &c->out, c->job);
+        return;
+    }
     cJSON *tree = json_parse_body(c->body, c->body_len, &e);
     struct json_at top = {.obj = tree, .path = "", .e = &e};
     if (!tree)
@@ -143,6 +152,7 @@ void api_batches_create(struct http_req *req)
     if (train_refuses(req, true)) return;
     struct store_request *c = store_request_new(req, true, create);
     store_request_take_body(c);
+    c->path = mem_strdup(req->key ? req->key->name : "");
     c->after = after_create;
     store_request_send(c);
 }

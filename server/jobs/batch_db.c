@@ -17,7 +17,7 @@
     " CASE WHEN json_valid('[' || errors || ']') THEN errors END, output_file, error_file, created, started, expires," \
     " finalizing, completed, failed_at, expired, cancelling, cancelled, total, good, bad, seq"
 
-enum { ATTEMPTS_MAX = 5, ERR_MESSAGE = sizeof ((struct err *)0)->msg };
+enum { ATTEMPTS_MAX = 5, ERR_MESSAGE = sizeof((struct err *)0)->msg };
 
 enum column {
     B_ID,
@@ -139,9 +139,10 @@ int64_t batch_insert(struct db *db, const struct batch_new *b)
     data_id(errors, "file-");
     int n = db_run(db,
                    "INSERT INTO batches(id, status, endpoint, input_file, window, metadata, lifetime, created, expires,"
-                   " output_id, errors_id) VALUES(?, 'validating', ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                   "tttttiiitt", id, b->endpoint, b->input, b->window, b->metadata, b->lifetime, now, now + b->seconds,
-                   output, errors);
+                   " output_id, errors_id, client, idem_key, idem_hash)"
+                   " VALUES(?, 'validating', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                   "tttttiiittttt", id, b->endpoint, b->input, b->window, b->metadata, b->lifetime, now,
+                   now + b->seconds, output, errors, b->client, b->idem_key, b->idem_hash);
     return n == 1 ? sqlite3_last_insert_rowid(db->h) : 0;
 }
 
@@ -153,15 +154,20 @@ static bool copy_id(char out[static DATA_ID_MAX], const char *id)
 }
 
 /* Reads the first row of those wanted.  *attempts: how often it was taken up.  @return false: there is none. */
-static bool read_next(struct db *db, bool validating, struct batch_row *out, int64_t *attempts)
+static bool read_next(struct db *db, bool validating, const struct batch_clients *but, struct batch_row *out,
+                      int64_t *attempts)
 {
+    _Static_assert(BATCH_RUNS_MAX == 4, "one parameter for each client");
+    const char *name[BATCH_RUNS_MAX] = {0};
+    for (int i = 0; i < but->n; i++) name[i] = but->name[i];
     sqlite3_stmt *q = db_query(db,
                                "SELECT seq, id, input_file, output_id, errors_id, endpoint, total, good, bad,"
-                               " output_bytes, errors_bytes, expires, status = 'cancelling', attempts FROM batches"
-                               " WHERE CASE WHEN ? THEN status = 'validating'"
+                               " output_bytes, errors_bytes, expires, status = 'cancelling', attempts, client"
+                               " FROM batches WHERE CASE WHEN ? THEN status = 'validating'"
                                " ELSE status IN ('in_progress', 'finalizing', 'cancelling') END"
+                               " AND client IS NOT ? AND client IS NOT ? AND client IS NOT ? AND client IS NOT ?"
                                " ORDER BY status <> 'cancelling', seq LIMIT 1",
-                               "n", (int)validating);
+                               "ntttt", (int)validating, name[0], name[1], name[2], name[3]);
     if (!db_step(db, q)) return false;
     *out = (struct batch_row){.seq = db_int(q, 0), .expires = db_int(q, 11), .cancelling = db_int(q, 12)};
     *attempts = db_int(q, 13);
@@ -171,6 +177,7 @@ static bool read_next(struct db *db, bool validating, struct batch_row *out, int
                                             .output_bytes = db_int(q, 9),
                                             .errors_bytes = db_int(q, 10)};
     out->endpoint = batch_endpoint_find(db_text(q, 5));
+    snprintf(out->client, sizeof out->client, "%.79s", db_text(q, 14));
     bool good = out->endpoint >= 0 && out->progress.output_bytes >= 0 && out->progress.errors_bytes >= 0;
     good = copy_id(out->id, db_text(q, 1)) && copy_id(out->input, db_text(q, 2)) && good;
     good = copy_id(out->output, db_text(q, 3)) && copy_id(out->errors, db_text(q, 4)) && good;
@@ -190,10 +197,10 @@ static void fail(struct db *db, int64_t seq, const char *code, const char *messa
     buf_free(&text);
 }
 
-bool batch_next(struct db *db, bool validating, struct batch_row *out)
+bool batch_next(struct db *db, bool validating, const struct batch_clients *but, struct batch_row *out)
 {
     int64_t attempts = 0;
-    while (read_next(db, validating, out, &attempts)) {
+    while (read_next(db, validating, but, out, &attempts)) {
         if (out->endpoint < 0) {
             log_warn("batch given up: batch=%s error=\"its row in jobs.sqlite is damaged\"", out->id);
             fail(db, out->seq, "damaged", "the row of this batch in jobs.sqlite is damaged");

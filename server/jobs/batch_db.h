@@ -10,7 +10,12 @@
 /* The states that are not final, as an SQL list. */
 #define BATCH_ACTIVE "('validating', 'in_progress', 'finalizing', 'cancelling')"
 
+/* Batches of different clients run at the same time, up to so many; those of one after each other. */
+enum { BATCH_RUNS_MAX = 4, BATCH_CLIENT = 80 };
+
 struct batch_new {
+    const char *client;                               /* the name of the API key; "": none */
+    const char *idem_key, *idem_hash;                 /* of Idempotency-Key; key NULL: none */
     const char *endpoint, *input, *window, *metadata; /* metadata: a JSON object; NULL: none */
     int64_t seconds;                                  /* of the window */
     int64_t lifetime;                                 /* of the output files, seconds; 0: for ever */
@@ -27,14 +32,21 @@ void batch_put_list(struct db *, struct buf *out, int64_t before, int64_t limit)
 struct batch_row {
     int64_t seq;
     char id[DATA_ID_MAX], input[DATA_ID_MAX], output[DATA_ID_MAX], errors[DATA_ID_MAX];
+    char client[BATCH_CLIENT];
     int endpoint;
     struct batch_progress progress;
     int64_t expires; /* seconds since the epoch */
     bool cancelling;
 };
-/* Takes up the next batch to validate (validating), or the next to run or to end, and counts that it was.  One that was
- * taken up several times without a stored answer ends as crashed.  @return false: there is none, or db->e is set. */
-bool batch_next(struct db *, bool validating, struct batch_row *out);
+/* Clients whose batches run. */
+struct batch_clients {
+    int n;
+    char name[BATCH_RUNS_MAX][BATCH_CLIENT];
+};
+/* Takes up the next batch to validate (validating), or the next of other clients than these to run or to end, and
+ * counts that it was.  One that was taken up several times without a stored answer ends as crashed.  @return false:
+ * there is none, or db->e is set. */
+bool batch_next(struct db *, bool validating, const struct batch_clients *but, struct batch_row *out);
 /* The batch was put back without an end of the daemon: that it was taken up last does not count. */
 void batch_put_back(struct db *, int64_t seq);
 

@@ -57,10 +57,11 @@ enum { SINK_OUTPUT, SINK_ERRORS, SINKS };
 struct batch_run {
     struct batch_job job;
     struct app *app;
-    char *input; /* owned */
+    char *input, *client; /* owned */
     struct batch_lines lines;
     struct sink sink[SINKS];
     struct task ready, flying; /* ring heads */
+    struct task again;         /* likewise: refused lines, whose bodies are to be read again */
     int n_ready, n_flying, window;
     size_t ready_bytes, flying_bytes;
     size_t next;       /* line to read next */
@@ -136,12 +137,16 @@ static int write_sink(struct sink *s, struct err *e)
     return 0;
 }
 
-/* Reads bodies of lines that are not answered, until there are enough. */
+/* Reads bodies of lines that were refused, then of lines that are not answered, until there are enough. */
 static void read_tasks(struct batch_run *r)
 {
     int most = 2 * r->window;
     size_t bytes = 0;
     struct err e = {0};
+    for (struct task *t = r->read.next; t != &r->read; t = t->next) {
+        if (batch_line_body(&r->lines, t->line, &t->body, &e)) return; /* no memory now: again in the next round */
+        bytes += t->body.len;
+    }
     for (; r->read_to < r->lines.n && r->n_read < most && bytes < READY_BYTES; r->read_to++) {
         if (r->lines.v[r->read_to].done) continue;
         struct task *t = mem_zalloc(sizeof *t);
@@ -301,8 +306,7 @@ static void on_answer(void *arg, const struct local_answer *a)
     r->refused = false;
     if (is_passing(r, t, a->status)) {
         r->refused = true;
-        ring_insert(r->ready.next, t); /* the first again; its body went with the exchange */
-        r->n_ready++;
+        ring_insert(&r->again, t); /* its body went with the exchange */
     } else {
         write_answer(r, t->line, a);
         task_free(t);
@@ -312,17 +316,15 @@ static void on_answer(void *arg, const struct local_answer *a)
 
 static void start_line(struct batch_run *r, struct task *t)
 {
-    static const char client[] = "batch";
     const struct batch_line *line = &r->lines.v[t->line];
     const struct batch_endpoint *to = &batch_endpoints[line->endpoint];
     struct err e = {0};
-    struct local_request request = {
-        .path = to->path, .handler = to->handler, .admission = r->app->background, .client = client, .body = &t->body};
-    if (!t->body.len) { /* it is asked again */
-        batch_line_body(&r->lines, t->line, &t->body, &e);
-        r->ready_bytes += t->body.len;
-    }
-    if (!t->body.len || !reserve(&request.held, t->body.len, "a batch's line", &e)) {
+    struct local_request request = {.path = to->path,
+                                    .handler = to->handler,
+                                    .admission = r->app->background,
+                                    .client = r->client,
+                                    .body = &t->body};
+    if (!reserve(&request.held, t->body.len, "a batch's line", &e)) {
         r->refused = true;
         return;
     }
@@ -340,6 +342,7 @@ static void drop_lines(struct batch_run *r)
     for (struct task *t = r->flying.next; t != &r->flying; t = t->next) local_cancel(t->local);
     ring_free(&r->flying);
     ring_free(&r->ready);
+    ring_free(&r->again);
     r->n_flying = r->n_ready = 0;
     r->flying_bytes = r->ready_bytes = 0;
 }
@@ -355,7 +358,8 @@ static bool has_unwritten(const struct batch_run *r)
 
 static bool wants_lines(const struct batch_run *r)
 {
-    return !r->ending && r->n_ready < r->window && r->ready_bytes < READY_BYTES && r->next < r->lines.n;
+    bool left = r->next < r->lines.n || r->again.next != &r->again;
+    return !r->ending && r->n_ready < r->window && r->ready_bytes < READY_BYTES && left;
 }
 
 /* Moves what is answered into the round, and counts it as written. */
@@ -384,19 +388,30 @@ static void begin_round(struct batch_run *r, bool writes)
     r->reads = wants_lines(r);
     ring_init(&r->read);
     r->n_read = 0;
+    while (r->reads && r->again.next != &r->again) {
+        struct task *t = r->again.next;
+        ring_remove(t);
+        ring_insert(&r->read, t);
+        r->n_read++;
+    }
     r->read_to = r->next;
     CHECK(uv_queue_work(r->app->loop, &r->work, work_round, after_round) == 0);
 }
 
 static void take_read(struct batch_run *r)
 {
+    struct task *first = r->ready.next; /* lines that were refused go first */
     while (r->read.next != &r->read) {
         struct task *t = r->read.next;
         ring_remove(t);
-        ring_insert(&r->ready, t);
+        if (!t->body.len) {
+            ring_insert(&r->again, t);
+            continue;
+        }
+        ring_insert(t->failures || t->refusals ? first : &r->ready, t);
         r->ready_bytes += t->body.len;
+        r->n_ready++;
     }
-    r->n_ready += r->n_read;
     r->next = r->read_to;
     if (r->ending) drop_lines(r);
 }
@@ -415,8 +430,9 @@ static void after_round(uv_work_t *w, int status)
     struct batch_run *r = w->data;
     (void)status;
     bool wrote = r->sink[SINK_OUTPUT].writing.len || r->sink[SINK_ERRORS].writing.len;
-    if (r->reads && r->read_to == r->next) r->waiting = true; /* no memory */
+    bool none = r->reads && r->read_to == r->next, new = r->next < r->lines.n;
     take_read(r);
+    if ((none && new) || r->again.next != &r->again) r->waiting = true; /* no memory */
     if (r->e.code) {
         round_failed(r);
     } else if (wrote) {
@@ -460,6 +476,7 @@ static void finish(struct batch_run *r, enum batch_end end)
     }
     batch_lines_free(&r->lines);
     free(r->input);
+    free(r->client);
     uv_close((uv_handle_t *)&r->tick, on_closed);
     r->job.over(r->job.arg, end, &r->committed, &r->e);
 }
@@ -525,17 +542,25 @@ struct batch_run *batch_run_start(const struct batch_job *job)
     r->app = job->app;
     r->window = window_of(job->app);
     r->input = mem_strdup(job->input);
+    r->client = mem_strdup(job->client);
     r->sink[SINK_OUTPUT] = (struct sink){.path = mem_strdup(job->output), .fd = -1, .end = job->committed.output_bytes};
     r->sink[SINK_ERRORS] = (struct sink){
         .path = job->errors ? mem_strdup(job->errors) : NULL, .fd = -1, .end = job->committed.errors_bytes};
     ring_init(&r->ready);
     ring_init(&r->flying);
+    ring_init(&r->again);
     r->work.data = r->tick.data = r;
     r->busy = true;
     CHECK(uv_timer_init(r->app->loop, &r->tick) == 0);
     uv_timer_start(&r->tick, on_tick, TICK_MS, TICK_MS);
     CHECK(uv_queue_work(r->app->loop, &r->work, work_open, after_open) == 0);
     return r;
+}
+
+void batch_run_share(struct batch_run *r, int batches)
+{
+    int window = window_of(r->app) / batches;
+    r->window = window < 1 ? 1 : window;
 }
 
 void batch_run_end(struct batch_run *r, enum batch_end as)

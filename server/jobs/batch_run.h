@@ -1,6 +1,6 @@
-/* One batch while it runs: reads lines, has their routes' handlers answer them (net/local.h), and writes the answers.
+/* A batch while it runs: reads lines, has their routes' handlers answer them (net/local.h), and writes the answers.
  *
- * As many lines are in flight as fill the engine's batch, at most.  They count for one client of their own and have the
+ * As many lines are in flight as fill the engine's batch, at most.  They count for a client of their own and have the
  * least urgent priority, so a client's request goes before all of them, and takes the place of a running one.
  *
  * Answers are written in rounds on the pool: append at the committed end, sync, then `commit` of the owner, who stores
@@ -38,6 +38,7 @@ struct batch_job {
     struct app *app;
     /* Paths, copied.  errors: where failed answers go; NULL: to the output. */
     const char *input, *output, *errors;
+    const char *client; /* of the lines, in the place of an address; copied */
     struct batch_limits limits;
     struct batch_progress committed; /* only its bytes are read */
     bool whole;                      /* nothing was committed: the whole lines of the output are; it is locked */
@@ -54,6 +55,8 @@ struct batch_job {
 struct batch_run *batch_run_start(const struct batch_job *);
 /* The reply to `commit`; good false: it could not be stored, and is tried again later. */
 void batch_run_committed(struct batch_run *, bool good);
+/* How many batches run: each has its part of the lines in flight. */
+void batch_run_share(struct batch_run *, int batches);
 /* Ends it with CANCELLED or HALTED: lines in flight are dropped at once, answers are still written, then `over`
  * follows, possibly inside this call.  A later call can only turn another end into HALTED. */
 void batch_run_end(struct batch_run *, enum batch_end);

@@ -28,8 +28,8 @@ struct current {
     struct store_work work; /* first: one of its rows' works at a time */
     struct batches *all;
     struct batch_row row;
-    bool found; /* the store's */
-    bool known; /* row is that of a batch in hand */
+    struct batch_clients but; /* clients whose batches run */
+    bool found;               /* the store's */
     /* the run */
     struct batch_run *run;
     struct batch_progress progress; /* to store */
@@ -51,17 +51,20 @@ struct tries {
 
 struct batches {
     struct app *app;
-    struct current *running, *validating; /* NULL: none; owned */
-    int n_cancels;                        /* works of cancelled batches that never ran */
+    struct current *running[BATCH_RUNS_MAX];
+    int n_running;
+    struct current *claiming, *validating; /* NULL: none; owned */
+    int n_cancels;                         /* works of cancelled batches that never ran */
     bool ready, stopping;
     bool run_news, validate_news; /* there may be another row to find since the last look */
-    struct tries run_tries, validate_tries;
+    struct tries run_tries[BATCH_RUNS_MAX], validate_tries;
     uv_timer_t retry;
     void (*stopped)(void *);
     void *stopped_arg;
 };
 
 static void settle(struct batches *b);
+static void look(struct batches *b);
 
 static void on_retry(uv_timer_t *t)
 {
@@ -208,7 +211,7 @@ static void after_validate(uv_work_t *w, int status)
 static int on_claim_new(struct store_work *w, struct db *db)
 {
     struct current *c = (struct current *)w;
-    c->found = batch_next(db, true, &c->row);
+    c->found = batch_next(db, true, &c->but, &c->row);
     return 0;
 }
 
@@ -221,7 +224,6 @@ static void on_claimed_new(struct store_work *w)
         validating_over(c);
         return;
     }
-    c->known = true;
     if (b->stopping) {
         put_back_validating(c);
         return;
@@ -234,11 +236,24 @@ static void on_claimed_new(struct store_work *w)
 
 /* ---- running --------------------------------------------------------------------------------------------------- */
 
+/* Each has its part of the lines in flight. */
+static void share(struct batches *b)
+{
+    int n = 0;
+    for (int i = 0; i < b->n_running; i++) n += b->running[i]->run != NULL;
+    for (int i = 0; i < b->n_running; i++)
+        if (b->running[i]->run) batch_run_share(b->running[i]->run, n);
+}
+
 static void running_over(struct current *c)
 {
     struct batches *b = c->all;
-    b->running = NULL;
+    int at = 0;
+    if (b->claiming == c) b->claiming = NULL;
+    while (at < b->n_running && b->running[at] != c) at++;
+    if (at < b->n_running) b->running[at] = b->running[--b->n_running];
     free(c);
+    share(b);
     settle(b);
 }
 
@@ -269,8 +284,8 @@ static void on_ended(struct store_work *w)
         send_work(c, on_store_put_back, on_put_back);
         return;
     }
-    log_info("batch ended: batch=%s endpoint=%s status=%s lines=%d completed=%d failed=%d seconds=%.1f%s%s",
-             c->row.id, batch_endpoints[c->row.endpoint].path, ends[c->end], p->total, p->good, p->bad,
+    log_info("batch ended: batch=%s endpoint=%s status=%s lines=%d completed=%d failed=%d seconds=%.1f%s%s", c->row.id,
+             batch_endpoints[c->row.endpoint].path, ends[c->end], p->total, p->good, p->bad,
              c->started ? (double)(clock_now() - c->started) * 1e-9 : 0, c->end == BATCH_FAILED ? " error=" : "",
              c->end == BATCH_FAILED ? c->e.msg : "");
     b->run_news = true;
@@ -309,7 +324,8 @@ static void over(void *arg, enum batch_end end, const struct batch_progress *p, 
         running_over(c); /* what lost the device may be one of its lines, so it counts as a crash */
         return;
     }
-    if (end == BATCH_HALTED || (end == BATCH_FAILED && is_passing(&c->all->run_tries, c))) {
+    if (end == BATCH_HALTED ||
+        (end == BATCH_FAILED && is_passing(&c->all->run_tries[c->row.seq % BATCH_RUNS_MAX], c))) {
         send_work(c, on_store_put_back, on_put_back);
         return;
     }
@@ -323,7 +339,7 @@ static void over(void *arg, enum batch_end end, const struct batch_progress *p, 
 static int on_claim(struct store_work *w, struct db *db)
 {
     struct current *c = (struct current *)w;
-    c->found = batch_next(db, false, &c->row);
+    c->found = batch_next(db, false, &c->but, &c->row);
     return 0;
 }
 
@@ -336,6 +352,7 @@ static void start(struct current *c)
                                   .input = input,
                                   .output = output,
                                   .errors = errors,
+                                  .client = c->row.id, /* its lines share with those of other batches */
                                   .limits = limits_of(c, false),
                                   .committed = c->row.progress,
                                   .deadline = c->row.expires * 1000,
@@ -346,6 +363,7 @@ static void start(struct current *c)
              c->row.progress.total, c->row.progress.good + c->row.progress.bad);
     c->started = clock_now();
     c->run = batch_run_start(&job);
+    share(b);
     free(input);
     free(output);
     free(errors);
@@ -360,7 +378,9 @@ static void on_claimed(struct store_work *w)
         running_over(c);
         return;
     }
-    c->known = true;
+    b->claiming = NULL;
+    b->running[b->n_running++] = c;
+    b->run_news = true; /* there may be one of another client */
     if (b->stopping) {
         send_work(c, on_store_put_back, on_put_back);
     } else if (c->row.cancelling) {
@@ -370,6 +390,7 @@ static void on_claimed(struct store_work *w)
     } else {
         start(c);
     }
+    look(b);
 }
 
 /* ---- commands -------------------------------------------------------------------------------------------------- */
@@ -383,10 +404,13 @@ static void look(struct batches *b)
         b->validating = current_new(b, on_claim_new, on_claimed_new);
         store_send(b->app->store, &b->validating->work);
     }
-    if (b->run_news && !b->running) {
+    if (b->run_news && !b->claiming && b->n_running < BATCH_RUNS_MAX) {
+        struct current *c = current_new(b, on_claim, on_claimed);
         b->run_news = false;
-        b->running = current_new(b, on_claim, on_claimed);
-        store_send(b->app->store, &b->running->work);
+        b->claiming = c;
+        c->but.n = b->n_running;
+        for (int i = 0; i < b->n_running; i++) memcpy(c->but.name[i], b->running[i]->row.client, BATCH_CLIENT);
+        store_send(b->app->store, &c->work);
     }
 }
 
@@ -409,9 +433,10 @@ static void on_cancel_stored(struct store_work *w)
 
 void batches_cancelled(struct batches *b, int64_t seq)
 {
-    struct current *r = b->running;
     if (b->stopping) return;
-    if (r && r->known && r->row.seq == seq) {
+    for (int i = 0; i < b->n_running; i++) {
+        struct current *r = b->running[i];
+        if (r->row.seq != seq) continue;
         if (r->run) batch_run_end(r->run, BATCH_CANCELLED);
         return;
     }
@@ -424,7 +449,9 @@ void batches_cancelled(struct batches *b, int64_t seq)
 
 bool batches_running(const struct batches *b)
 {
-    return b->running && b->running->run;
+    for (int i = 0; i < b->n_running; i++)
+        if (b->running[i]->run) return true;
+    return false;
 }
 
 /* ---- life ------------------------------------------------------------------------------------------------------ */
@@ -433,7 +460,7 @@ bool batches_running(const struct batches *b)
 static void settle(struct batches *b)
 {
     look(b);
-    if (!b->stopping || !b->stopped || b->running || b->validating || b->n_cancels) return;
+    if (!b->stopping || !b->stopped || b->n_running || b->claiming || b->validating || b->n_cancels) return;
     void (*done)(void *) = b->stopped;
     b->stopped = NULL;
     done(b->stopped_arg);
@@ -459,7 +486,8 @@ void batches_drain(struct batches *b)
     if (b->stopping) return;
     b->stopping = true;
     uv_timer_stop(&b->retry);
-    if (batches_running(b)) batch_run_end(b->running->run, BATCH_HALTED);
+    for (int i = b->n_running; i-- > 0;) /* one may end, and leave the list, inside the call */
+        if (i < b->n_running && b->running[i]->run) batch_run_end(b->running[i]->run, BATCH_HALTED);
 }
 
 void batches_stop(struct batches *b, void (*done)(void *), void *arg)

@@ -1,11 +1,12 @@
-/* The queue of batches: validates new ones, runs one at a time in the order of arrival, and stores how they end.
+/* The queue of batches: validates new ones, runs them in the order of arrival, and stores how they end.  One of each
+ * API key runs at a time, and they share the engine, so that a large batch of one key does not hold up another key's.
  *
  *     validating --> in_progress --> completed | expired
  *         |   |           +--cancel--> cancelling --> cancelled
  *         |   +-cancel----^
  *         +--> failed
  *
- * The database row is the state of a batch; only the one that runs is in memory.  A daemon that stops, or is killed,
+ * The database row is the state of a batch; only those that run are in memory.  A daemon that stops, or is killed,
  * leaves the row in_progress, and the next start goes on.  Loop thread. */
 #ifndef TANDEM_SERVER_JOBS_BATCHES_H
 #define TANDEM_SERVER_JOBS_BATCHES_H
@@ -24,7 +25,7 @@ void batches_ready(struct batches *);
 void batches_kick(struct batches *);
 /* The row became cancelling. */
 void batches_cancelled(struct batches *, int64_t seq);
-/* Whether a batch runs now. */
+/* Whether any batch runs now. */
 bool batches_running(const struct batches *);
 /* Drops the lines in flight and starts no more. */
 void batches_drain(struct batches *);

@@ -65,6 +65,10 @@ static const char *const migrations[] = {
     " results TEXT, rows_file TEXT, error TEXT, error_code TEXT, attempts INTEGER NOT NULL DEFAULT 0,"
     " idem_key TEXT UNIQUE, idem_hash TEXT) STRICT;"
     "CREATE INDEX evaluations_status ON evaluations(status, seq);",
+    /* 6.  client: the name of the API key that made the batch, or ''. */
+    "ALTER TABLE batches ADD COLUMN client TEXT NOT NULL DEFAULT '';"
+    "ALTER TABLE batches ADD COLUMN idem_key TEXT; ALTER TABLE batches ADD COLUMN idem_hash TEXT;"
+    "CREATE UNIQUE INDEX batches_idem ON batches(idem_key);",
 };
 enum { SCHEMA = sizeof migrations / sizeof *migrations };
 

@@ -243,12 +243,39 @@ def test_keys_and_roles(start, tmp_path):
         assert wait(client, create(client, [completion(0)])).status == "completed"
 
 
+FEW = ("--threads", "2", "--max-seqs", "4")  # places: a batch takes a while on a fast machine, too
+
+
+def test_keys_take_turns(start, tmp_path):
+    """A large batch of one key does not hold up another key's, which comes later; one key's own wait for each other."""
+    file = tmp_path / "keys"
+    first, second = new_key(file, "first", "train"), new_key(file, "second", "train")
+    with start(*FEW, "--api-keys", file, key=first) as s:
+        one, two = (openai.OpenAI(base_url=s.url + "/v1", api_key=key, max_retries=0, timeout=60) for key in (first, second))
+        large = create(one, [completion(i, most=200, ignore_eos=True) for i in range(600)])
+        wait_for(lambda: progress(one, large) > 0, 60, "an answer")
+        later = create(one, [completion(0)])
+        small = wait(two, create(two, [completion(i, most=60) for i in range(20)]))
+        assert counts(small) == (20, 0, 20) and one.batches.retrieve(large.id).status == "in_progress"
+        assert one.batches.retrieve(later.id).completed_at is None
+        one.batches.cancel(large.id)
+        assert wait(one, large).status == "cancelled" and wait(one, later).status == "completed"
+
+
+def test_sent_again_with_its_key(daemon, client):
+    file = upload(client, [completion(0)]).id
+    body, key = {"input_file_id": file, "endpoint": COMPLETIONS, "completion_window": "24h"}, {"Idempotency-Key": "a batch"}
+    one, again = (daemon.post("/v1/batches", body, headers=key) for _ in range(2))
+    assert one.json()["id"] == again.json()["id"] and again.headers["Idempotent-Replayed"] == "true" and "Idempotent-Replayed" not in one.headers
+    other = daemon.post("/v1/batches", {**body, "completion_window": "1h"}, headers=key)
+    assert other.status_code == 409 and other.json()["error"]["code"] == "idempotency_key_reused"
+    assert daemon.post("/v1/batches", body).json()["id"] != one.json()["id"]
+    wait(client, client.batches.retrieve(one.json()["id"]))
+
+
 def limit(server, size):
     """No file of the daemon may grow beyond size."""
     resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-
-
-FEW = ("--threads", "2", "--max-seqs", "4")  # places: a batch takes a while on a fast machine, too
 
 
 def prompts(n):

@@ -37,12 +37,20 @@ static int close_world(void **state)
     return 0;
 }
 
-static int64_t new_batch(struct world *w)
+static const struct batch_clients none = {0};
+
+static int64_t new_batch_of(struct world *w, const char *client)
 {
-    const struct batch_new b = {.endpoint = "/v1/completions", .input = "file-in", .window = "1d", .seconds = 86400};
+    const struct batch_new b = {
+        .client = client, .endpoint = "/v1/completions", .input = "file-in", .window = "1d", .seconds = 86400};
     int64_t seq = batch_insert(&w->db, &b);
     assert_true(seq > 0);
     return seq;
+}
+
+static int64_t new_batch(struct world *w)
+{
+    return new_batch_of(w, "");
 }
 
 /* A batch of three lines that is taken up to run. */
@@ -50,7 +58,7 @@ static int64_t running(struct world *w)
 {
     int64_t seq = new_batch(w);
     batch_validated(&w->db, seq, 3, NULL);
-    assert_true(batch_next(&w->db, false, &w->row));
+    assert_true(batch_next(&w->db, false, &none, &w->row));
     assert_int_equal(w->row.seq, seq);
     return seq;
 }
@@ -85,9 +93,9 @@ static void test_five_ends_give_up(void **state)
     int64_t seq = running(w);
     for (int i = 1; i < 5; i++) {
         check(w, seq, "\"status\":\"in_progress\"");
-        assert_true(batch_next(&w->db, false, &w->row));
+        assert_true(batch_next(&w->db, false, &none, &w->row));
     }
-    assert_false(batch_next(&w->db, false, &w->row));
+    assert_false(batch_next(&w->db, false, &none, &w->row));
     check(w, seq, "\"status\":\"failed\"");
     check(w, seq, "\"code\":\"crashed\"");
 }
@@ -98,17 +106,17 @@ static void test_put_back(void **state)
     struct world *w = *state;
     int64_t seq = new_batch(w);
     for (int i = 0; i < 20; i++) {
-        assert_true(batch_next(&w->db, true, &w->row));
+        assert_true(batch_next(&w->db, true, &none, &w->row));
         batch_put_back(&w->db, seq);
     }
-    for (int i = 0; i < 4; i++) assert_true(batch_next(&w->db, true, &w->row));
+    for (int i = 0; i < 4; i++) assert_true(batch_next(&w->db, true, &none, &w->row));
     for (int i = 0; i < 20; i++) {
-        assert_true(batch_next(&w->db, true, &w->row));
+        assert_true(batch_next(&w->db, true, &none, &w->row));
         batch_put_back(&w->db, seq);
     }
     check(w, seq, "\"status\":\"validating\"");
-    assert_true(batch_next(&w->db, true, &w->row));
-    assert_false(batch_next(&w->db, true, &w->row));
+    assert_true(batch_next(&w->db, true, &none, &w->row));
+    assert_false(batch_next(&w->db, true, &none, &w->row));
     check(w, seq, "\"code\":\"crashed\"");
 }
 
@@ -119,7 +127,7 @@ static void test_answers_begin_the_count_anew(void **state)
     for (int i = 0; i < 20; i++) {
         batch_advance(&w->db, seq, &(struct batch_progress){3, 1, 0, 4, 0});
         batch_put_back(&w->db, seq);
-        assert_true(batch_next(&w->db, false, &w->row));
+        assert_true(batch_next(&w->db, false, &none, &w->row));
     }
     check(w, seq, "\"status\":\"in_progress\"");
 }
@@ -139,7 +147,7 @@ static void test_all_lines_answered(void **state)
     check(w, seq, "\"status\":\"completed\"");
     check(w, seq, "\"request_counts\":{\"total\":3,\"completed\":1,\"failed\":2}");
     assert_int_equal(db_number(&w->db, 0, "SELECT sum(bytes) FROM files", ""), 14);
-    assert_false(batch_next(&w->db, false, &w->row));
+    assert_false(batch_next(&w->db, false, &none, &w->row));
 }
 
 /* Whatever the end, what was committed is published. */
@@ -183,6 +191,22 @@ static void test_files_that_are_shorter(void **state)
     }
 }
 
+/* The oldest of a client that has none running. */
+static void test_one_of_each_client(void **state)
+{
+    struct world *w = *state;
+    const char *const clients[] = {"a", "a", "", "b", ""};
+    struct batch_clients but = {0};
+    for (int i = 0; i < 5; i++) batch_validated(&w->db, new_batch_of(w, clients[i]), 3, NULL);
+    for (int i = 0; i < 3; i++) {
+        static const int64_t want[] = {1, 3, 4};
+        assert_true(batch_next(&w->db, false, &but, &w->row));
+        assert_int_equal(w->row.seq, want[i]);
+        snprintf(but.name[but.n++], BATCH_CLIENT, "%s", w->row.client);
+    }
+    assert_false(batch_next(&w->db, false, &but, &w->row));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -192,6 +216,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_all_lines_answered, open_world, close_world),
         cmocka_unit_test_setup_teardown(test_ends_keep_the_answers, open_world, close_world),
         cmocka_unit_test_setup_teardown(test_files_that_are_shorter, open_world, close_world),
+        cmocka_unit_test_setup_teardown(test_one_of_each_client, open_world, close_world),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -69,7 +69,8 @@ void store_request_fail(struct store_request *c, int status, const char *type, c
     store_request_put_error(&c->out, c->openai, status, type, param, msg);
 }
 
-void store_request_fail_body(struct store_request *c, const char *type, const struct err *e)
+/* The body was malformed, or too large for memory. */
+static void fail_body(struct store_request *c, const char *type, const struct err *e)
 {
     int status = reservation_status(e, 400);
     store_request_fail(c, status, status == 503 ? "memory" : type, NULL, "%s%s", e->msg,
@@ -77,6 +78,21 @@ void store_request_fail_body(struct store_request *c, const char *type, const st
     if (status != 503) return;
     snprintf(c->header_name, sizeof c->header_name, "Retry-After");
     snprintf(c->header_value, sizeof c->header_value, "1");
+}
+
+cJSON *store_request_object(struct store_request *c)
+{
+    struct err e = {0};
+    cJSON *tree = json_parse_body(c->body, c->body_len, &e);
+    if (cJSON_IsObject(tree)) return tree;
+    if (!tree)
+        fail_body(c, c->openai ? "invalid_request" : "validation", &e);
+    else if (c->openai)
+        store_request_fail(c, 400, "invalid_request", NULL, "expected an object");
+    else
+        store_request_fail(c, 422, "validation", NULL, "Input validation error: expected an object");
+    json_free(tree);
+    return NULL;
 }
 
 void store_request_reply_error(struct http_req *req, bool openai, int status, const char *type, const char *fmt, ...)

@@ -6,6 +6,7 @@
 
 #include "engine/base/buf.h"
 #include "server/api/app.h"
+#include "server/json/json.h"
 #include "server/net/http.h"
 #include "server/store/store.h"
 
@@ -59,8 +60,9 @@ void store_request_free(struct store_request *);
  * "conflict"...; param: the field, NULL. */
 __attribute__((format(printf, 5, 6))) void store_request_fail(struct store_request *, int status, const char *type,
                                                               const char *param, const char *fmt, ...);
-/* The same for a body that json_parse_body refused: malformed, or too large for memory. */
-void store_request_fail_body(struct store_request *, const char *type, const struct err *);
+/* Parses the body, which must be a JSON object.  @return the tree, to be freed with json_free; NULL with an error
+ * answer. */
+cJSON *store_request_object(struct store_request *);
 /* Appends an error body in either format. */
 void store_request_put_error(struct buf *, bool openai, int status, const char *type, const char *param,
                              const char *msg);

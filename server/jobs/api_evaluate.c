@@ -76,9 +76,7 @@ static void create_from(struct store_request *c, struct db *db, const cJSON *tre
 {
     struct evaluation_spec spec = {0};
     struct err e = {0};
-    if (!cJSON_IsObject(tree))
-        store_request_fail(c, 422, "validation", NULL, "Input validation error: expected an object");
-    else if (evaluation_spec_read(&spec, tree, false, &e))
+    if (evaluation_spec_read(&spec, tree, false, &e))
         store_request_fail(c, 422, "validation", NULL, "Input validation error: %s", e.msg);
     else if (db_number(db, 0, "SELECT count(*) FROM evaluations WHERE status = 'queued'", "") >= QUEUE_MAX)
         store_request_fail(c, 429, "overloaded", NULL, "%d evaluations are queued already", QUEUE_MAX);
@@ -89,17 +87,13 @@ static void create_from(struct store_request *c, struct db *db, const cJSON *tre
 
 static void create(struct store_request *c, struct db *db)
 {
-    struct err e = {0};
     c->status = 202;
     if (idempotency_replay(c, db, "SELECT seq, idem_hash FROM evaluations WHERE idem_key = ?")) {
         if (c->status < 400) evaluation_put(db, &c->out, c->job, &none);
         return;
     }
-    cJSON *tree = json_parse_body(c->body, c->body_len, &e);
-    if (tree)
-        create_from(c, db, tree);
-    else
-        store_request_fail_body(c, "validation", &e);
+    cJSON *tree = store_request_object(c);
+    if (tree) create_from(c, db, tree);
     json_free(tree);
 }
 

@@ -368,14 +368,9 @@ static void create(struct store_request *c, struct db *db)
         if (c->status < 400) put_one(c, db, c->job);
         return;
     }
-    cJSON *tree = json_parse_body(c->body, c->body_len, &e);
+    cJSON *tree = store_request_object(c);
     struct json_at top = {.obj = tree, .path = "", .e = &e};
-    if (!tree)
-        store_request_fail_body(c, "invalid_request", &e);
-    else if (!cJSON_IsObject(tree))
-        store_request_fail(c, 400, "invalid_request", NULL, "expected an object");
-    else
-        create_from(c, db, &top, cJSON_CreateObject());
+    if (tree) create_from(c, db, &top, cJSON_CreateObject());
     json_free(tree);
 }
 

@@ -206,11 +206,8 @@ static void create(struct store_request *c, struct db *db)
         if (c->status < 400) job_put(db, &c->out, c->job);
         return;
     }
-    cJSON *tree = json_parse_body(c->body, c->body_len, &e);
-    if (!tree) {
-        store_request_fail_body(c, "validation", &e);
-        return;
-    }
+    cJSON *tree = store_request_object(c);
+    if (!tree) return;
     int status = train_spec_read(&spec, tree, &lim, &e);
     if (status)
         store_request_fail(c, status, "validation", NULL, "Input validation error: %s", e.msg);

@@ -60,11 +60,8 @@ static void check(struct store_request *c, struct db *db)
         return;
     }
     v->rows = (int)rows;
-    cJSON *tree = json_parse_body(c->body, c->body_len, &e);
-    if (!tree) {
-        store_request_fail_body(c, "validation", &e);
-        return;
-    }
+    cJSON *tree = store_request_object(c);
+    if (!tree) return;
     train_spec_free(&v->spec);
     int status = train_spec_read(&v->spec, tree, &lim, &e);
     if (!v->id[0]) data_id(v->id, "validate-"); /* kept when a batch of works is repeated */

@@ -2,6 +2,7 @@
 #include "server/api/store_request.h"
 
 #include "engine/base/mem.h"
+#include "server/access/keys.h"
 #include "server/json/json.h"
 #include "server/metrics/metrics.h"
 #include "server/net/http.h"
@@ -159,6 +160,7 @@ struct store_request *store_request_new(struct http_req *req, bool openai, store
         .app = req->app,
         .req = req,
         .openai = openai,
+        .may_download = !req->key || req->key->role == KEY_ADMIN,
         .run = run,
         .param = mem_strdup(req->param),
         .query = mem_strdup(req->query),

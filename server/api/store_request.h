@@ -18,6 +18,7 @@ struct store_request {
     struct app *app;
     struct http_req *req; /* loop thread; NULL once the client disconnected */
     bool openai;          /* errors and ids in OpenAI's format */
+    bool may_download;    /* the client is an operator: disk and network are theirs */
     store_request_fn *run;
     store_request_fn *settle; /* store thread, after commit or failure (c->status >= 400 then); may be NULL */
     void (*after)(struct store_request *); /* loop thread, once it is over, before the answer; may be NULL */

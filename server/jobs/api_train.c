@@ -7,6 +7,8 @@
 #include "server/access/admission.h"
 #include "server/api/adapter_dir.h"
 #include "server/api/models.h"
+#include "server/hub/hub.h"
+#include "server/hub/repo.h"
 #include "server/jobs/idempotency.h"
 #include "server/jobs/job_data.h"
 #include "server/jobs/jobs.h"
@@ -67,6 +69,11 @@ static bool find_files(struct store_request *c, struct db *db, struct data_spec 
     d->n_refs = 0;
     for (int i = 0; i < given.n_refs && !e.code; i++) {
         char **path = NULL;
+        if (hub_is_data(given.ref[i].name)) {
+            struct repo_name parsed;
+            if (!repo_parse_data(&parsed, given.ref[i].name, &e)) data_spec_add(d, given.ref[i].name, given.ref[i].set);
+            continue;
+        }
         size_t n = 0;
         data_find_all(db->dir, given.ref[i].name, DATASET_SOURCES_MAX, &path, &n, &e);
         for (size_t k = 0; k < n; k++) {
@@ -95,6 +102,13 @@ static bool check_file(struct store_request *c, struct db *db, const char *id, c
 
 static bool check_data(struct store_request *c, struct db *db, struct data_spec *d, const char *name)
 {
+    for (int i = 0; i < d->n_refs && d->kind == DATA_PATH && !c->may_download; i++) {
+        if (!hub_is_data(d->ref[i].name)) continue;
+        store_request_fail(c, 403, "insufficient_permissions", name,
+                           "%s.path: %.80s: data sets of the Hugging Face hub need an API key with the role admin",
+                           name, d->ref[i].name);
+        return false;
+    }
     if (d->kind == DATA_PATH) return find_files(c, db, d, name);
     for (int i = 0; i < d->n_refs; i++)
         if (!check_file(c, db, d->ref[i].name, name)) return false;

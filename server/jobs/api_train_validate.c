@@ -100,8 +100,9 @@ static int open_data(struct validation *v, bool eval, struct dataset **out)
 {
     const struct data_spec *d = eval ? &v->spec.eval : &v->spec.data;
     const char *dir = settings_data_dir(v->app->set); /* the pool does not access the store */
-    return job_data_open(v->app, v->id, d, eval, &v->spec.p, &(struct job_data_hooks){.cancelled = is_gone, .arg = v},
-                         dir, out, eval ? &v->eval_report : &v->report, &v->e);
+    return job_data_open(v->app, v->id, d, eval, &v->spec.p,
+                         &(struct job_data_hooks){.cancelled = is_gone, .stop = &v->gone, .arg = v}, dir, out,
+                         eval ? &v->eval_report : &v->report, &v->e);
 }
 
 static void put_row(struct validation *v, const struct dataset *data, uint64_t i)

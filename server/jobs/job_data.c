@@ -1,9 +1,10 @@
 #include "server/jobs/job_data.h"
 
-#include "engine/base/mem.h"
 #include "engine/base/cpus.h"
+#include "engine/base/mem.h"
 #include "engine/serve/engine.h"
 #include "server/api/app.h"
+#include "server/hub/hub.h"
 #include "server/json/json.h"
 #include "server/store/data_dir.h"
 
@@ -30,9 +31,31 @@ static char *ref_path(const char *dir, const struct data_spec *d, int i, struct 
     return NULL;
 }
 
+/* Appends the files of a data set of the Hugging Face hub, downloaded into its cache where they are missing. */
+static int add_hub(const struct data_ref *ref, double weight, const atomic_bool *stop, struct dataset_source **out,
+                   int *n, struct err *e)
+{
+    struct hub h;
+    char **path = NULL;
+    int found = 0;
+    hub_open(&h);
+    h.wants = HUB_DATA;
+    h.stop = stop;
+    int rc = hub_find_data(&h, ref->name, &path, &found, e);
+    hub_close(&h);
+    if (!rc && *n + found > DATASET_SOURCES_MAX)
+        rc = err_set(e, ERR_INVALID, "%s: more than %d files", ref->name, DATASET_SOURCES_MAX);
+    *out = mem_resize(*out, (size_t)*n + (size_t)found + 1, sizeof **out);
+    for (int i = 0; i < found && !rc; i++)
+        (*out)[(*n)++] = (struct dataset_source){.path = path[i], .set = ref->set, .weight = weight};
+    for (int i = 0; i < found && rc; i++) free(path[i]);
+    free(path);
+    return rc;
+}
+
 /* The sources of a spec's data, one for each file or one of inline rows; sources_free. */
 static int sources_of(const char *dir, const char *job_id, const struct data_spec *d, bool eval,
-                      struct dataset_source **out, int *n, struct err *e)
+                      const atomic_bool *stop, struct dataset_source **out, int *n, struct err *e)
 {
     char name[80];
     *n = 0;
@@ -42,12 +65,16 @@ static int sources_of(const char *dir, const char *job_id, const struct data_spe
         (*out)[(*n)++] = (struct dataset_source){.path = path, .name = eval ? "validation" : "dataset"};
     }
     for (int i = 0; i < d->n_refs; i++) {
+        double weight = d->n_weights ? d->weight[d->ref[i].set] : 0;
+        if (d->kind == DATA_PATH && hub_is_data(d->ref[i].name)) {
+            if (add_hub(&d->ref[i], weight, stop, out, n, e)) return e->code;
+            continue;
+        }
         char *path = ref_path(dir, d, i, e);
         if (!path) return e->code;
-        (*out)[(*n)++] = (struct dataset_source){.path = path,
-                                                 .name = d->ref[i].name,
-                                                 .set = d->ref[i].set,
-                                                 .weight = d->n_weights ? d->weight[d->ref[i].set] : 0};
+        *out = mem_resize(*out, (size_t)*n + 1, sizeof **out);
+        (*out)[(*n)++] =
+            (struct dataset_source){.path = path, .name = d->ref[i].name, .set = d->ref[i].set, .weight = weight};
     }
     return 0;
 }
@@ -91,7 +118,8 @@ int job_data_open(const struct app *app, const char *job_id, const struct data_s
 {
     char *cache = data_path(dir, "cache", NULL);
     struct dataset_source *source;
-    int n, rc = sources_of(dir, job_id, d, eval, &source, &n, e);
+    const atomic_bool *stop = hooks->stop ? hooks->stop : &app->stopping;
+    int n, rc = sources_of(dir, job_id, d, eval, stop, &source, &n, e);
     struct dataset_options options = {
         .format = d->format,
         .map = d->map,

@@ -5,6 +5,7 @@
 #include "engine/data/dataset.h"
 #include "server/jobs/train_spec.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 struct app;
@@ -16,6 +17,7 @@ void job_data_remove(const char *dir, const char *job_id);
 struct job_data_hooks {
     void (*progress)(void *arg, double fraction);
     bool (*cancelled)(void *arg);
+    const atomic_bool *stop; /* becomes true: a download from the hub ends */
     void *arg;
 };
 int job_data_open(const struct app *, const char *job_id, const struct data_spec *, bool eval,

@@ -42,7 +42,8 @@ static bool is_stopped(void *arg)
 static int open_data(struct run *r, const struct data_spec *d, bool eval, struct dataset **out,
                      struct dataset_report *report)
 {
-    struct job_data_hooks hooks = {.progress = run_prepared, .cancelled = is_stopped, .arg = r};
+    struct job_data_hooks hooks = {
+        .progress = run_prepared, .cancelled = is_stopped, .stop = &r->interrupted, .arg = r};
     return job_data_open(r->app, r->id, d, eval, &r->spec.p, &hooks, settings_data_dir(r->app->set), out, report,
                          &r->e);
 }

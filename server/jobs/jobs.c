@@ -483,6 +483,7 @@ void jobs_drain(struct jobs *j)
     j->stopping = true;
     if (!r) return;
     atomic_store(&r->stopping, true);
+    atomic_store(&r->interrupted, true);
     r->wanted = TRAIN_PAUSE;
     if (r->phase == RUN_TRAINING) engine_train_command(j->app->engine, TRAIN_PAUSE);
 }

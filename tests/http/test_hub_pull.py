@@ -484,6 +484,34 @@ def test_a_download_ends_with_the_daemon(start, hub, home):
     hub.slow = 0
 
 
+def test_a_job_trains_on_a_data_set_of_the_hub(start, hub, home, tmp_path):
+    """An operator's; a data set that is not there, or without the network, fails the job with the reason."""
+    keys = {role: new_key(tmp_path / "keys", role, role) for role in ("train", "admin")}
+    first, second = ("".join(json.dumps({"prompt": f"{i} is", "completion": f" {i}"}) + "\n" for i in part).encode() for part in (range(3), range(3, 6)))
+    hub.repos["datasets/Org/Rows"] = Repo({"data/train-0.jsonl": first, "data/train-1.jsonl": second})
+    body = {"dataset": {"path": "hf:Org/Rows"}, "hyperparameters": {"max_steps": 1, "max_length": 64}}
+
+    def train(server, path, **kw):
+        return server.post("/train", {**body, "dataset": {"path": path}}, **kw)
+
+    def over(server, answer):
+        assert answer.status_code == 202, answer.text
+        return wait_for(lambda: (job := server.get(f"/train/{answer.json()['id']}").json())["finished_at"] and job, 60, "its end")
+
+    with start("--api-keys", tmp_path / "keys", "--data-dir", tmp_path / "data", key=keys["admin"], env=environment(hub, home)) as server:
+        answer = train(server, "hf:Org/Rows", headers={"Authorization": f"Bearer {keys['train']}"})
+        assert answer.status_code == 403 and "role admin" in answer.json()["error"] and not hub.requests
+        answer = train(server, "hf:rows")
+        assert answer.status_code == 422 and "is named hf:ORG/NAME" in answer.json()["error"], answer.text
+        job = over(server, train(server, "hf:Org/Rows"))
+        assert job["status"] == "succeeded" and job["dataset"]["path"] == "hf:Org/Rows" and job["report"]["rows"] == 6, job
+        job = over(server, train(server, "hf:Org/Nothing"))
+        assert job["status"] == "failed" and "Org/Nothing" in job["error"]["message"], job
+    with start("--data-dir", tmp_path / "data", env=environment(hub, tmp_path / "empty", HF_HUB_OFFLINE="1")) as server:
+        job = over(server, train(server, "hf:Org/Rows"))
+        assert job["status"] == "failed" and "HF_HUB_OFFLINE" in job["error"]["message"], job
+
+
 # ---- refused, broken, hostile ----------------------------------------------------------------------------------------
 
 def listing(change):

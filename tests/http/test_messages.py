@@ -1,4 +1,5 @@
 """/v1/messages and /v1/messages/count_tokens on the wire; tests/clients has the anthropic package."""
+import itertools
 import json
 
 import pytest
@@ -193,3 +194,15 @@ def test_keys_and_limits(start, tmp_path):
         shown = s.get("/metrics", headers={"x-api-key": good}).text
         assert 'tandem_requests_total{route="/v1/messages",status="200"} 2' in shown
         assert 'tandem_requests_total{route="/v1/messages/count_tokens",status="200"} 1' in shown
+
+
+def test_a_stream_that_waits(start):
+    """It begins at once and is kept open by pings."""
+    long = {"inputs": "Once", "parameters": {"max_new_tokens": 480, "ignore_eos": True}}
+    with start("--max-seqs", 1, "--sse-keepalive", 0.1, "--device", "ref", "--chat-template", "plain") as s:
+        ahead = [requests.post(s.url + "/generate_stream", json=long, stream=True, timeout=60) for _ in range(12)]
+        waits = requests.post(s.url + "/v1/messages", json=body(stream=True), stream=True, timeout=60)
+        names = [line for line in itertools.islice(waits.iter_lines(), 9) if line.startswith(b"event: ")]
+        for one in (*ahead, waits):
+            one.close()
+    assert names == [b"event: message_start", b"event: ping", b"event: ping"]

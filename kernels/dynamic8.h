@@ -44,39 +44,39 @@ NUM_FN float dynamic8_between(float low, float high)
     return (low + high) * 0.5f;
 }
 
-/* The tables of a map for kernels that look codes up.  A magnitude's exponent and its seven highest bits of the
- * mantissa are the number of a bucket; at most one boundary between two entries lies in it. */
-enum { DYNAMIC8_LEAST = (127 - 23) << 7, DYNAMIC8_BUCKETS = (23 << 7) + 1 };
+/* A map for kernels that compute codes.  Its entries are numbered so that those of a decade are q .. 2q - 1, q a power
+ * of two: entry i of a map with signs is number i, of one without i + 1.  A value below 1 is then linear in the
+ * mantissa of its number plus a half.  Rounded in f32, so a value within 1e-5 of its size of a boundary may be given to
+ * either side. The tables are looked up by the low four bits of an index. */
+enum { DYNAMIC8_CLASSES = 8 }; /* classes of magnitudes: 0; the decades; 1 */
 struct dynamic8 {
-    float value[256];                /* of each code */
-    float middle[DYNAMIC8_UNSIGNED]; /* of entry i and the next; INFINITY for the last */
-    uint8_t first[DYNAMIC8_BUCKETS]; /* the entry of the least magnitude in the bucket; of the first, 0 */
+    float bound[DYNAMIC8_CLASSES]; /* between classes i and i + 1 */
+    float scale[16], shift[16];    /* by class: number = scale * magnitude + shift, rounded down */
+    float low[16], high[16];       /* by class: its numbers */
+    float slope[16], base[16]; /* by 127 + the exponent of the number plus a half: value = slope * mantissa + base */
+    float first;               /* the number of entry 0 */
 };
 
 static inline void dynamic8_open(struct dynamic8 *t, bool with_signs)
 {
     float entry[DYNAMIC8_UNSIGNED];
-    int n = dynamic8_entries(with_signs, entry), at = 0;
-    for (int i = 0; i < 256; i++) t->value[i] = t->middle[i] = INFINITY;
-    for (int i = 0; i + 1 < n; i++) t->middle[i] = dynamic8_between(entry[i], entry[i + 1]);
-    for (int i = 0; i < n && !with_signs; i++) t->value[i] = entry[i];
-    for (int i = 0; i < n && with_signs; i++) {
-        t->value[DYNAMIC8_ZERO + i] = entry[i];
-        if (i <= DYNAMIC8_ZERO) t->value[DYNAMIC8_ZERO - i] = i ? -entry[i] : 0;
+    int first = with_signs ? 0 : 1;
+    double decade = 1e-6;
+    dynamic8_entries(with_signs, entry);
+    *t = (struct dynamic8){.first = (float)first};
+    for (int i = 0; i < DYNAMIC8_CLASSES; i++, decade *= 10) {
+        int q = (1 << i) << first; /* the first number above bound i */
+        int kind = i + 1, exponent = (127 + i + first) & 15;
+        bool one = kind == DYNAMIC8_CLASSES;
+        t->bound[i] = dynamic8_between(entry[q - first - 1], entry[q - first]);
+        t->scale[kind] = one ? 0 : (float)(q / 0.9 / decade);
+        t->shift[kind] = one ? (float)q : (float)(q * (8 / 9.0));
+        t->low[kind] = (float)q;
+        t->high[kind] = one ? (float)q : (float)(2 * q - 1);
+        t->slope[exponent] = one ? 0 : (float)(0.9 * decade);
+        t->base[exponent] = one ? 1 : (float)(-0.8 * decade);
     }
-    for (int b = 0; b < DYNAMIC8_BUCKETS; b++) {
-        float least = b ? f32_from_bits((uint32_t)(DYNAMIC8_LEAST + b) << 16) : 0;
-        while (least > t->middle[at]) at++;
-        t->first[b] = (uint8_t)at;
-    }
-}
-
-/* The number of the entry that is nearest to a magnitude of 0 to 1. */
-static inline int dynamic8_nearest(const struct dynamic8 *t, float magnitude)
-{
-    int bucket = (int)(f32_bits(magnitude) >> 16) - DYNAMIC8_LEAST;
-    int i = t->first[bucket < 0 ? 0 : bucket < DYNAMIC8_BUCKETS ? bucket : DYNAMIC8_BUCKETS - 1];
-    return i + (magnitude > t->middle[i]);
+    t->shift[0] = t->low[0] = t->high[0] = t->first;
 }
 
 #endif

@@ -334,6 +334,7 @@ typedef struct {
     __m256 low, high; /* codes 0..7 and 8..15 */
 } vt;
 enum { BLOCK_ROWS_NF4 = 3, BLOCK_ROWS_NF4_2 = 1 };
+INLINE vt v_table(const float p[16]) { return (vt){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 INLINE vt nf4_table(void) { return (vt){_mm256_loadu_ps(nf4_code), _mm256_loadu_ps(nf4_code + 8)}; }
 INLINE vi nf4_next(vi w) { return (vi){_mm256_srli_epi32(w.a, 4), _mm256_srli_epi32(w.b, 4)}; }
 INLINE __m256 half_nf4(vt t, __m256i w) /* vpermps reads three bits; the fourth chooses the half, as a sign */

@@ -256,6 +256,7 @@ enum { BLOCK_ROWS_NF4 = 3, BLOCK_ROWS_NF4_2 = 2 };
 #else
 enum { BLOCK_ROWS_NF4 = 10, BLOCK_ROWS_NF4_2 = 10 };
 #endif
+INLINE vt v_table(const float p[16]) { return _mm512_loadu_ps(p); }
 INLINE vt nf4_table(void) { return _mm512_loadu_ps(nf4_code); }
 INLINE vi nf4_next(vi w) { return _mm512_srli_epi32(w, 4); }
 INLINE vf nf4_codes(vt t, vi w) { return _mm512_permutexvar_ps(w, t); } /* vpermps reads the low four bits only */

@@ -216,6 +216,7 @@ INLINE vb b_look(vl table, vb w) { return (vb){half_look(&table, w.even), half_l
 
 typedef const float *vt;
 enum { BLOCK_ROWS_NF4 = 2, BLOCK_ROWS_NF4_2 = 1 };
+INLINE vt v_table(const float p[16]) { return p; }
 INLINE vt nf4_table(void) { return nf4_code; }
 INLINE vi nf4_next(vi w) { MAP_I((int32_t)((uint32_t)w.i[l] >> 4)); }
 INLINE vf nf4_codes(vt t, vi w) { MAP_F(t[w.i[l] & 15]); }

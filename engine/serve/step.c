@@ -30,10 +30,10 @@ static bool wants_mask(const struct plan_item *it)
     return request_of(it)->masked && it->rows && it->start + it->n == it->seq->n_known;
 }
 
-/* Whether each sequence of the plan has one token. */
-static bool plan_decodes(const struct plan *p)
+/* Whether each sequence of the plan has one token, candidates not counted. */
+static bool plan_decodes(const struct engine *g, const struct plan *p)
 {
-    return p->n_tokens == p->n;
+    return p->n_tokens - g->n_drafts == p->n;
 }
 
 /* Marks the rows that cannot be sampled because their mask is missing.  Waits for missing masks first, longer when no
@@ -48,7 +48,7 @@ static void await_masks(const struct engine *g, const struct plan *p, uint64_t s
     }
     bool enqueues = !dev_host_memory(g->s.model.d);
     uint64_t until = 0;
-    if (missing) until = step_times_mask_wait(&g->times, plan_decodes(p), enqueues, start, clock_now(), others);
+    if (missing) until = step_times_mask_wait(&g->times, plan_decodes(g, p), enqueues, start, clock_now(), others);
     for (int i = 0; i < p->n; i++) {
         struct request *r = request_of(&p->v[i]);
         r->seq.blocked = r->unsampled = false;
@@ -141,13 +141,19 @@ static bool deliver_row(struct engine *g, struct request *r, int pos, const stru
 }
 
 /* Whether the row that follows the token at `pos` can be sampled now; otherwise the token is computed again in a later
- * step, as if there had been no candidates. */
-static bool can_sample(const struct engine *g, const struct request *r, int pos)
+ * step, as if there had been no candidates.  Takes forced tokens, since the mask may have become ready after the token
+ * before was delivered, and applies behind them. */
+static bool can_sample(const struct engine *g, struct request *r, int pos)
 {
     int near_len = g->sched.c.near_len;
+    bool last = pos + 1 == r->seq.n_known;
+    if (r->masked && last) {
+        if (masked_poll(r->masked, 0) != MASK_READY) return false;
+        request_force(r);
+        last = pos + 1 == r->seq.n_known;
+    }
     if (near_len && r->seq.n_known > near_len && !sched_is_far(&r->seq)) return false; /* it begins anew */
-    if (!r->masked || pos + 1 < r->seq.n_known) return true;
-    return masked_poll(r->masked, 0) == MASK_READY && masked_bits(r->masked);
+    return !r->masked || !last || masked_bits(r->masked);
 }
 
 /* Samples the row of an accepted candidate that depends on the candidate.  @return false: the device failed, and the
@@ -241,13 +247,13 @@ static int propose(struct request *r, int most)
 
 void engine_speculate(struct engine *g, const struct plan *p)
 {
-    bool decodes = p->n && plan_decodes(p);
+    g->n_drafts = 0;
+    bool decodes = p->n && plan_decodes(g, p);
     for (int i = 0; i < p->n && decodes; i++) {
         const struct plan_item *it = &p->v[i];
         decodes = it->seq->generates && it->rows && it->start + it->n == it->seq->n_known;
     }
     g->decodes = decodes;
-    g->n_drafts = 0;
     if (!decodes) return;
     int rows = speculate_rows(&g->pace, g->speculate, dev_host_memory(g->s.model.d), p->n), each = (rows - p->n) / p->n;
     for (int i = 0; i < p->n && each; i++) {
@@ -293,7 +299,7 @@ void engine_run_step(struct engine *g, const struct plan *p)
         engine_fail_step(g, p);
     } else {
         if (enqueues) debug_state_phase(&g->look, "wait", &mark);
-        step_times_note(&g->times, plan_decodes(p), clock_now() - start);
+        step_times_note(&g->times, plan_decodes(g, p), clock_now() - start);
         for (int i = 0; i < p->n; i++)
             if (p->v[i].seq->blocked) sched_defer(&g->sched, i), g->now.held_rows++;
         sched_took(&g->sched, clock_now() - start);

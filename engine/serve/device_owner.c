@@ -72,6 +72,16 @@ static void watch_free(struct dev *d, void *p)
     inner_ops(d)->free(d, p);
 }
 
+static void *watch_alloc_host(struct dev *d, size_t bytes)
+{
+    return inner_ops(d)->alloc_host(d, bytes);
+}
+
+static void watch_free_host(struct dev *d, void *p)
+{
+    inner_ops(d)->free_host(d, p);
+}
+
 static void watch_upload(struct dev *d, void *device, const void *host, size_t bytes)
 {
     inner_ops(d)->upload(d, device, host, bytes);
@@ -137,6 +147,8 @@ struct device_owner *device_owner_new(struct dev *d, struct scheduler_gate *gate
     X(kv_close)
     X(alloc)
     X(free)
+    X(alloc_host)
+    X(free_host)
     X(upload)
     X(download)
     X(on_threads)

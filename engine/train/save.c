@@ -67,6 +67,7 @@ int train_load(struct train *t, int64_t most, struct err *e)
     if (optim_moments_on_host(&t->o)) { /* which are written here, not by the device */
         scheduler_gate_pass(t->gate);
         t->d->ops->finish(t->d);
+        scheduler_gate_leave(t->gate); /* while the file is read */
     }
     int n = parts_of(t, part), rc = ckpt_read(t->ckpt_dir, t->hash, most, part, n, &t->saved, &t->warnings, e);
     if (rc || t->saved < 0) return rc;

@@ -85,12 +85,12 @@ def run_torch(a, rows_file, script, dtype, checkpointing):
     return [per_step / s["s"] for s in steps[1:]], peak, [s["loss"] for s in steps]
 
 
-def run_tandem(a, rows_file, quantize):
+def run_tandem(a, rows_file, quantize, activations="auto"):
     with tempfile.TemporaryDirectory() as d:
         command = [a.tandem, "train", "--model", a.model, "--data", rows_file, "--out", os.path.join(d, "adapter"), "--method", "lora",
                    "--threads", str(a.threads), "--lora-r", str(a.rank), "--lora-alpha", str(2 * a.rank), "--learning-rate", "1e-4",
                    "--schedule", "constant", "--warmup-ratio", "0", "--batch-tokens", str(a.rows * a.tokens), "--max-length", str(a.tokens),
-                   "--max-steps", str(a.steps), "--epochs", "1", "--keep-duplicates"]
+                   "--max-steps", str(a.steps), "--epochs", "1", "--keep-duplicates", "--activations", activations]
         if quantize:
             command += ["--quantize", quantize]
         lines, peak = run(command, lambda line: STEP.match(line) and say(f"  {line}"))
@@ -123,6 +123,7 @@ def variants(a, rows_file, script, kind):
     }
     return torch | {
         f"tandem, {kind}": lambda: run_tandem(a, rows_file, None),
+        "tandem, f32": lambda: run_tandem(a, rows_file, None, "f32"),
         "tandem, int8": lambda: run_tandem(a, rows_file, "int8"),
         "tandem, int4": lambda: run_tandem(a, rows_file, "int4"),
     }

@@ -99,9 +99,9 @@ static struct gen_request request_of_job(struct rig *r, int i, int32_t *prompt)
     q.sampling.top_p = i % 5 == 0 ? 0.9f : 1;
     q.sampling.seed = (uint64_t)i + 1;
     if (k == PENALISED || k == ALL) {
-        q.sampling.repetition = 1.02f;
-        q.sampling.frequency = i % 2 ? 0.1f : 0;
-        q.sampling.presence = -0.2f;
+        q.sampling.repetition = i / KINDS % 3 ? 1 : 1.05f;
+        q.sampling.frequency = i / KINDS % 2 ? 0.35f : -0.6f;
+        q.sampling.presence = i / KINDS % 2 ? -2 : 0;
     }
     if (k == ADAPTED || k == ALL) q.adapter = i / KINDS % 2 ? "other" : "some";
     if (k == CONSTRAINED || k == ALL) q.grammar = grammars[i / KINDS % 4];

@@ -182,6 +182,7 @@ bool evaluation_claim(struct db *db, struct evaluation_claimed *out)
         if (!settled && !db->e.code) return true;
         free(out->spec);
         free(out->filename);
+        *out = (struct evaluation_claimed){0};
         if (db->e.code) return false;
     }
 }

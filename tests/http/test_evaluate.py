@@ -4,7 +4,7 @@ import signal
 
 import pytest
 import requests
-from conftest import DEMO, ROOT, wait_for
+from conftest import DEMO, DEVICE, ROOT, wait_for
 from keys import bearer, new_key
 
 TASKS = ROOT / "tests" / "clients" / "tasks"
@@ -51,6 +51,15 @@ OPTIONS = {"max_new_tokens": 12, "stop": ".", "window": 40, "resamples": 50, "se
 ARGS = ("--max-new-tokens", 12, "--stop", ".", "--window", 40, "--resamples", 50, "--seed", 3, "--limit", 6)
 
 
+def same(a, b):
+    """Equal; on devices where other kernels take many rows than few, numbers but for their low bits."""
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list):
+        return isinstance(b, list) and len(a) == len(b) and all(map(same, a, b))
+    return a == pytest.approx(b, rel=1e-4) if DEVICE and isinstance(a, float) else a == b
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("task", ["texts.jsonl", "choices.jsonl", "stories.jsonl"])
 def test_results_are_those_of_the_command(daemon, run, tmp_path, task):
@@ -77,11 +86,11 @@ def test_results_are_those_of_the_command(daemon, run, tmp_path, task):
     assert (results["kind"], results["rows"], results["resamples"], results["seed"]) == (want["kind"], want["rows"], 50, 3)
     assert [s["name"] for s in results["subjects"]] == ["base", "pirate"]
     for mine, theirs in zip(results["subjects"], want["subjects"], strict=True):
-        assert mine["metrics"] == theirs["metrics"] and mine["tokens"] == theirs["tokens"] and mine["truncated"] == theirs["truncated"]
+        assert same(mine["metrics"], theirs["metrics"]) and mine["tokens"] == theirs["tokens"] and mine["truncated"] == theirs["truncated"]
     assert all(m["low"] <= m["high"] for m in results["subjects"][1]["metrics"].values())
     for line in lines:
         line["subject"] = "base" if line["subject"] == "base" else "pirate"
-    assert row_lines(daemon, got) == lines
+    assert same(row_lines(daemon, got), lines)
     listed = daemon.get("/evaluate?limit=1").json()["data"]
     assert [v["id"] for v in listed] == [one["id"]] and "results" not in listed[0]
 

@@ -47,7 +47,7 @@ def test_steps_are_shown_as_they_come(tmp_path, bf16, kind):
                 (tmp_path / "seen").touch()  # only now does tandem go on
         out = p.stdout.read()
     assert p.returncode == 0, "".join(seen)
-    assert sum("step 2 of 3" in line for line in seen) == 3 and any("1 of 3, round 1 of 1" in line for line in seen)
+    assert sum("step 2 of 3" in line for line in seen) == (4 if kind == "bf16" else 3) and any(f"1 of {4 if kind == 'bf16' else 3}, round 1 of 1" in line for line in seen)
     assert f"tandem, {kind}" in out and f"{kind} ceiling: {'4' if kind == 'bf16' else '2'} before" in out
     assert any("no bf16 units" in line for line in seen) == (kind == "f32")
 
@@ -60,4 +60,4 @@ def test_pytorch_computes_in_what_the_machine_has(monkeypatch):
     for kind, expected in (("bf16", {"bfloat16", "float32"}), ("f32", {"float32"})):
         all_of_it = module.variants(argparse.Namespace(), "", "", kind)
         assert {fn() for name, fn in all_of_it.items() if "PyTorch" in name} == expected
-        assert len(all_of_it) == 6 - (kind == "f32")
+        assert len(all_of_it) == 7 - 2 * (kind == "f32")  # tandem and PyTorch in f32 are there once

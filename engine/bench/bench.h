@@ -11,7 +11,8 @@
 struct bench_system {
     char cpu[96], kernel[96], flags[160]; /* flags: those relevant here, separated by spaces */
     char huge_pages[16];                  /* transparent huge pages: "always", "madvise", "never"; "" unknown */
-    char best_level[16];                  /* best level of the cpu device on this machine */
+    char best_level[16];                  /* fastest level of the cpu device on this machine, of those built */
+    char fastest_level[16];               /* of all */
     int cores;                            /* cores that this process may use */
     size_t memory_bytes;
     double load; /* runnable processes, mean of the last minute, when it was read */

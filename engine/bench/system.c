@@ -87,6 +87,7 @@ void bench_system_read(struct bench_system *s)
     struct dev *best = dev_open(&(struct dev_config){.name = "cpu", .threads = 1}, why);
     if (best) snprintf(s->best_level, sizeof s->best_level, "%s", best->level);
     dev_close(best);
+    snprintf(s->fastest_level, sizeof s->fastest_level, "%s", cpu_best_level());
 }
 
 bool bench_opens(const char *device, char why[160])

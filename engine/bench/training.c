@@ -121,8 +121,8 @@ static void on_event(void *arg, const struct train_event *ev)
 
 static double ceiling_of(const struct run *r, const struct train_params *p, const struct ceilings *c)
 {
-    bool half = !p->f32 && r->model.d->ops->bf16_units && c->bf16_macs_per_s > 0;
-    return half ? c->bf16_macs_per_s : c->f32_macs_per_s;
+    bool half = !p->f32 && r->model.d->ops->bf16_units;
+    return half ? ceilings_bf16(c) : c->f32_macs_per_s;
 }
 
 static void fill_row(struct run *r, const struct train_params *p)

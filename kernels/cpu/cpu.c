@@ -150,7 +150,18 @@ static bool has_avx512bf16(void)
     return has_avx512() && has_leaf7_1(5);
 }
 
-static bool has_portable(void)
+/* Intel's vector units do half as many multiply-adds a second with vdpbf16ps as with vfmadd (docs/performance.md), so
+ * the level avx512, which widens bf16 to floats, is faster there. */
+static bool multiplies_bf16_fast(void)
+{
+#if defined(__x86_64__)
+    return !__builtin_cpu_is("intel");
+#else
+    return true;
+#endif
+}
+
+static bool always(void)
 {
     return true;
 }
@@ -158,18 +169,28 @@ static bool has_portable(void)
 static const struct level {
     const char *name;
     bool (*available)(void);
+    bool (*fast)(void); /* faster than the levels behind it; else it is only taken when it is named */
     const struct isa *isa;
 } levels[] = {
     /* ISA_*: the level as built by meson; NULL when it was left out or is for another architecture. */
-    {"avx512bf16", has_avx512bf16, ISA_AVX512BF16}, {"avx512", has_avx512, ISA_AVX512},
-    {"avxvnni", has_avxvnni, ISA_AVXVNNI},          {"avx2", has_avx2, ISA_AVX2},
-    {"portable", has_portable, &isa_portable},
+    {"avx512bf16", has_avx512bf16, multiplies_bf16_fast, ISA_AVX512BF16},
+    {"avx512", has_avx512, always, ISA_AVX512},
+    {"avxvnni", has_avxvnni, always, ISA_AVXVNNI},
+    {"avx2", has_avx2, always, ISA_AVX2},
+    {"portable", always, always, &isa_portable},
 };
+
+const char *cpu_best_level(void)
+{
+    size_t i = 0;
+    while (!levels[i].available() || !levels[i].fast()) i++;
+    return levels[i].name;
+}
 
 static const struct isa *level_choose(const char *name, char why[160])
 {
     for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
-        if (name && strcmp(name, levels[i].name)) continue;
+        if (name ? strcmp(name, levels[i].name) != 0 : !levels[i].fast()) continue;
         if (levels[i].isa && levels[i].available()) return levels[i].isa;
         if (name) {
             snprintf(why, 160,

@@ -40,20 +40,6 @@ static void print_json(const struct finding *f, int n)
     cJSON_Delete(root);
 }
 
-/* The instruction-set level of kernels/cpu that fits the processor best, whether it was built or not. */
-static const char *level_of(const struct bench_system *s)
-{
-    static const struct {
-        const char *flag, *level;
-    } levels[] = {{"avx512_bf16", "avx512bf16"}, {"avx512_vnni", "avx512"}, {"avx_vnni", "avxvnni"}, {"avx2", "avx2"}};
-    for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
-        const char *at = strstr(s->flags, levels[i].flag);
-        char after = at ? at[strlen(levels[i].flag)] : 0;
-        if (at && (after == ' ' || after == 0)) return levels[i].level;
-    }
-    return "portable";
-}
-
 static void look(struct machine *m, const struct settings *s)
 {
     struct bench_system system;
@@ -62,7 +48,7 @@ static void look(struct machine *m, const struct settings *s)
     m->threads = s->threads;
     snprintf(m->processor, sizeof m->processor, "%s", system.cpu);
     snprintf(m->level, sizeof m->level, "%s", system.best_level);
-    snprintf(m->best_level, sizeof m->best_level, "%s", level_of(&system));
+    snprintf(m->best_level, sizeof m->best_level, "%s", system.fastest_level);
     if (!m->n_devices) return;
     m->gpu_tried = true;
     bench_opens("cuda", m->gpu_refusal);

@@ -1,5 +1,6 @@
 #include "server/api/messages_params.h"
 
+#include "server/api/chat_body.h"
 #include "server/api/request_fields.h"
 #include "server/json/json.h"
 
@@ -14,15 +15,12 @@ static const char BILLING[] = "x-anthropic-billing-header:";
 struct conversion {
     struct request_fields f;
     struct buf *out;
-    const char *role; /* of the message that is being gathered; NULL: none */
-    struct buf parts, thoughts, calls;
-    int n_messages;
-    bool open_ended; /* the last message is the assistant's, without calls: it is to be continued */
+    struct chat_body chat;
 };
 
 static const char *text_of(const cJSON *object, const char *name)
 {
-    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, name));
+    return chat_body_text_of(object, name);
 }
 
 static void put_text(struct buf *out, const char *s)
@@ -35,56 +33,6 @@ static void put_value(struct buf *out, const cJSON *v)
     json_put_value(out, v, ",", ":");
 }
 
-/* ---- messages -------------------------------------------------------------------------------------------------- */
-
-/* Begins a message of the conversation, up to where its fields go. */
-static void put_role(struct conversion *c, const char *role)
-{
-    if (c->n_messages++) buf_char(c->out, ',');
-    buf_printf(c->out, "{\"role\":\"%s\"", role);
-}
-
-/* Writes the message gathered so far, if there is one. */
-static void end_message(struct conversion *c)
-{
-    if (!c->role) return;
-    put_role(c, c->role);
-    buf_str(c->out, ",\"content\":[");
-    buf_append(c->out, c->parts.data, c->parts.len);
-    buf_char(c->out, ']');
-    if (c->thoughts.len) {
-        buf_str(c->out, ",\"reasoning_content\":");
-        json_put_string(c->out, c->thoughts.data, c->thoughts.len);
-    }
-    if (c->calls.len) {
-        buf_str(c->out, ",\"tool_calls\":[");
-        buf_append(c->out, c->calls.data, c->calls.len);
-        buf_char(c->out, ']');
-    }
-    buf_char(c->out, '}');
-    c->open_ended = strcmp(c->role, "assistant") == 0 && c->parts.len && !c->calls.len;
-    c->role = NULL;
-    buf_clear(&c->parts);
-    buf_clear(&c->thoughts);
-    buf_clear(&c->calls);
-}
-
-static void begin_message(struct conversion *c, const char *role)
-{
-    if (c->role && strcmp(c->role, role) == 0) return;
-    end_message(c);
-    c->role = role;
-}
-
-static void add_text(struct conversion *c, const char *text)
-{
-    if (!*text) return;
-    if (c->parts.len) buf_char(&c->parts, ',');
-    buf_str(&c->parts, "{\"type\":\"text\",\"text\":");
-    put_text(&c->parts, text);
-    buf_char(&c->parts, '}');
-}
-
 /* ---- system ---------------------------------------------------------------------------------------------------- */
 
 static void add_system(struct conversion *c, const char *text)
@@ -94,8 +42,8 @@ static void add_system(struct conversion *c, const char *text)
         text += strspn(text, "\n");
     }
     if (!*text) return;
-    begin_message(c, "system");
-    add_text(c, text);
+    chat_body_begin(&c->chat, "system");
+    chat_body_text(&c->chat, text);
 }
 
 static bool read_system(struct conversion *c)
@@ -146,8 +94,8 @@ static bool add_result(struct conversion *c, const cJSON *block, struct place at
     if (!id) return refuse_block(c, at, "tool_use_id", "a string");
     if (content && !cJSON_IsString(content) && !cJSON_IsArray(content) && !cJSON_IsNull(content))
         return refuse_block(c, at, "content", "a string or a list of blocks");
-    end_message(c);
-    if (cJSON_IsString(content)) add_text(c, content->valuestring);
+    chat_body_end(&c->chat);
+    if (cJSON_IsString(content)) chat_body_text(&c->chat, content->valuestring);
     for (const cJSON *b = cJSON_IsArray(content) ? content->child : NULL; b; b = b->next) {
         const char *type = text_of(b, "type"), *text = text_of(b, "text");
         if (!type) return refuse_block(c, at, "content", "blocks with a type");
@@ -156,17 +104,9 @@ static bool add_result(struct conversion *c, const cJSON *block, struct place at
         else if (strcmp(type, "text") != 0)
             return refuse_type(c, at, ".content", type);
         if (!text) return refuse_block(c, at, "content", "blocks with a text");
-        add_text(c, text);
+        chat_body_text(&c->chat, text);
     }
-    put_role(c, "tool");
-    buf_str(c->out, ",\"tool_call_id\":");
-    put_text(c->out, id);
-    buf_str(c->out, ",\"content\":[");
-    if (failed) buf_str(c->out, c->parts.len ? "\"Error:\"," : "\"Error\"");
-    buf_append(c->out, c->parts.data, c->parts.len);
-    buf_str(c->out, "]}");
-    buf_clear(&c->parts);
-    c->open_ended = false;
+    chat_body_result(&c->chat, id, failed);
     return true;
 }
 
@@ -177,38 +117,32 @@ static bool add_call(struct conversion *c, const cJSON *block, struct place at)
     if (!id) return refuse_block(c, at, "id", "a string");
     if (!name || !*name) return refuse_block(c, at, "name", "a string");
     if (input && !cJSON_IsObject(input)) return refuse_block(c, at, "input", "an object");
-    if (c->calls.len) buf_char(&c->calls, ',');
-    buf_str(&c->calls, "{\"type\":\"function\",\"id\":");
-    put_text(&c->calls, id);
-    buf_str(&c->calls, ",\"function\":{\"name\":");
-    put_text(&c->calls, name);
-    buf_str(&c->calls, ",\"arguments\":");
+    struct buf *arguments = chat_body_call(&c->chat, id, name);
     if (input)
-        put_value(&c->calls, input);
+        put_value(arguments, input);
     else
-        buf_str(&c->calls, "{}");
-    buf_str(&c->calls, "}}");
+        buf_str(arguments, "{}");
+    chat_body_call_end(&c->chat);
     return true;
 }
 
 static bool add_block(struct conversion *c, const cJSON *block, struct place at)
 {
     const char *type = text_of(block, "type");
-    bool assistant = strcmp(c->role, "assistant") == 0;
+    bool assistant = strcmp(c->chat.role, "assistant") == 0;
     if (!type) return refuse_block(c, at, "type", "a string");
     if (strcmp(type, "tool_result") == 0) return assistant ? refuse_type(c, at, "", type) : true; /* written before */
     if (strcmp(type, "redacted_thinking") == 0) return true;
     if (strcmp(type, "text") == 0) {
         const char *text = text_of(block, "text");
         if (!text) return refuse_block(c, at, "text", "a string");
-        add_text(c, text);
+        chat_body_text(&c->chat, text);
         return true;
     }
     if (strcmp(type, "thinking") == 0 && assistant) {
         const char *text = text_of(block, "thinking");
         if (!text) return refuse_block(c, at, "thinking", "a string");
-        if (c->thoughts.len && *text) buf_char(&c->thoughts, '\n');
-        buf_str(&c->thoughts, text);
+        chat_body_thought(&c->chat, text);
         return true;
     }
     if (strcmp(type, "tool_use") == 0 && assistant) return add_call(c, block, at);
@@ -224,8 +158,8 @@ static bool add_content(struct conversion *c, const cJSON *content, const char *
         if (strcmp(role, "system") == 0) {
             add_system(c, content->valuestring);
         } else {
-            begin_message(c, role);
-            add_text(c, content->valuestring);
+            chat_body_begin(&c->chat, role);
+            chat_body_text(&c->chat, content->valuestring);
         }
         return true;
     }
@@ -239,7 +173,7 @@ static bool add_content(struct conversion *c, const cJSON *content, const char *
         others = others || !result;
     }
     if (results && !others) return true;
-    begin_message(c, role);
+    chat_body_begin(&c->chat, role);
     at.block = 0;
     for (const cJSON *b = content->child; b; b = b->next, at.block++)
         if (!add_block(c, b, at)) return false;
@@ -274,9 +208,9 @@ static bool read_messages(struct conversion *c)
         begun = begun || strcmp(role, "system") != 0;
         if (!add_content(c, cJSON_GetObjectItemCaseSensitive(m, "content"), role, i)) return false;
     }
-    end_message(c);
+    chat_body_end(&c->chat);
     buf_char(c->out, ']');
-    if (c->open_ended) buf_str(c->out, ",\"continue_final_message\":true");
+    if (c->chat.open_ended) buf_str(c->out, ",\"continue_final_message\":true");
     return true;
 }
 
@@ -296,12 +230,7 @@ static bool add_tool(struct conversion *c, const cJSON *tool, int i)
     if (!cJSON_IsObject(schema))
         return fields_refuse(&c->f, "tools", "tools[%d].input_schema: expected a JSON schema", i);
     if (!cJSON_GetObjectItemCaseSensitive(schema, "type")) cJSON_AddStringToObject(schema, "type", "object");
-    buf_str(c->out,
-            i ? ",{\"type\":\"function\",\"function\":{\"name\":" : "{\"type\":\"function\",\"function\":{\"name\":");
-    put_text(c->out, name);
-    buf_str(c->out, ",\"description\":");
-    put_text(c->out, about ? about : "");
-    buf_str(c->out, ",\"parameters\":");
+    chat_body_put_tool(c->out, i == 0, name, about);
     put_value(c->out, schema);
     buf_str(c->out, "}}");
     return true;
@@ -440,11 +369,10 @@ bool messages_to_chat(const char *body, size_t len, bool count, struct messages_
     e->code = 0;
     cJSON *tree = json_parse_body(body, len, e);
     if (!tree) return false;
-    struct conversion c = {.f = {.at = {.obj = tree, .path = "", .e = e}, .e = e}, .out = &out->text};
+    struct conversion c = {
+        .f = {.at = {.obj = tree, .path = "", .e = e}, .e = e}, .out = &out->text, .chat = {.out = &out->text}};
     bool good = reserve(&out->held, MEMORY_LEAST + MEMORY_PER_BYTE * len, "the conversation", e) && convert(&c, count);
-    buf_free(&c.parts);
-    buf_free(&c.thoughts);
-    buf_free(&c.calls);
+    chat_body_free(&c.chat);
     json_free(tree);
     return good;
 }

@@ -1,21 +1,22 @@
-/* POST /v1/completions and /v1/chat/completions in OpenAI's convention, and /v1/messages in Anthropic's, whose bodies
- * are rewritten as those of chats (messages_params.h).
+/* POST /v1/completions and /v1/chat/completions in OpenAI's convention, /v1/messages in Anthropic's and
+ * /v1/responses in OpenAI's newer one, whose bodies are rewritten as those of chats (messages_params.h,
+ * responses_params.h).
  *
  * Steps of an exchange: admission (admission.h, before any work) -> read and check the parameters -> find the model ->
  * render the chat and tokenise (on the pool when long) -> compile the constraint, if any -> submit every sequence
  * (prompts x best_of) -> gather, or stream.  It is reference-counted by http, each running callback and work on the
  * pool.  Loop thread, except prepare. */
+#include "server/api/openai_exchange.h"
+
 #include "engine/base/clock.h"
+#include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
 #include "server/access/admission.h"
 #include "server/access/client.h"
 #include "server/api/app.h"
-#include "server/api/messages_answer.h"
 #include "server/api/messages_params.h"
 #include "server/api/models.h"
-#include "server/api/openai_answer.h"
-#include "server/api/request_body.h"
 #include "server/api/request_fields.h"
 #include "server/api/routes.h"
 #include "server/api/store_request.h"
@@ -25,8 +26,6 @@
 #include "server/config/settings.h"
 #include "server/json/json.h"
 #include "server/metrics/metrics.h"
-#include "server/net/http.h"
-#include "server/net/sse.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -38,68 +37,9 @@ enum {
     ECHO_MAX = 64 * 1024 * 1024, /* bytes of all prompts echoed in one answer */
 };
 
-/* whose convention an answer follows */
-enum style { STYLE_OPENAI, STYLE_MESSAGES, STYLE_COUNT /* of tokens: nothing is generated */ };
-
-struct exchange;
-
-struct sequence {
-    struct exchange *x;
-    struct gen *gen; /* NULL before and after it runs */
-    struct choice choice;
-    int index;    /* index of the choice in a stream */
-    bool started; /* stream: its first chunk was sent */
-};
-
-/* a prompt prepared for the engine */
-struct prepared {
-    int32_t *ids; /* owned */
-    size_t n;
-    struct buf echo; /* its text for echo */
-    bool thinking;   /* it ends with <think> */
-    int max_new_tokens;
-};
-
-struct exchange {
-    int refs; /* the open http exchange, running callbacks, work on the pool */
-    struct app *app;
-    struct http_req *req; /* NULL once closed */
-    struct admission_handle *handle;
-    _Atomic bool gone; /* the pool's flag: closed, or past its deadline */
-    uint64_t client;
-    enum openai_route route;
-    enum style style;
-    struct openai_params params;
-    struct openai_limits limits;
-    struct http_body body; /* while it is read on the pool */
-    size_t body_len;
-    int status; /* of reading it; 0: no error */
-    struct err err;
-    const char *param;
-    struct reservation held; /* for prompts and answer; owned by the pool while it prepares */
-    size_t gathered_bytes;   /* memory of the choices, at most */
-    struct openai_head head;
-    char id[REQUEST_ID_MAX + 16];
-    struct choice_config config;
-
-    struct prepared *prompts; /* (params.n_prompts) */
-    struct err failed;        /* of preparing */
-    const char *failed_param;
-    struct grammar_cache_job *compiling;
-    uint64_t asked;          /* clock_now() of the start of compiling */
-    struct grammar *grammar; /* held until the sequences are submitted */
-
-    struct sequence *seqs; /* n, prompt by prompt */
-    int n, n_done, n_late;
-    struct openai_usage usage;
-    struct sse sse;
-    struct messages_stream blocks; /* STYLE_MESSAGES */
-    struct buf out;
-};
-
 /* ---- life ------------------------------------------------------------------------------------------------------ */
 
-static void exchange_unref(struct exchange *x)
+void exchange_unref(struct exchange *x)
 {
     if (--x->refs) return;
     for (int i = 0; i < x->n; i++) choice_free(&x->seqs[i].choice);
@@ -117,10 +57,12 @@ static void exchange_unref(struct exchange *x)
     http_body_free(&x->body);
     reservation_free(&x->held);
     messages_stream_free(&x->blocks);
+    responses_request_free(&x->asked_for);
+    responses_stream_free(&x->items);
     free(x);
 }
 
-static void cancel_all(struct exchange *x)
+void exchange_cancel(struct exchange *x)
 {
     for (int i = 0; i < x->n; i++) {
         bridge_cancel(x->seqs[i].gen);
@@ -146,247 +88,7 @@ static void on_close(struct http_req *req)
     sse_stop(&x->sse);
     grammar_cache_cancel(x->compiling);
     x->compiling = NULL;
-    cancel_all(x);
-    exchange_unref(x);
-}
-
-/* ---- errors ---------------------------------------------------------------------------------------------------- */
-
-/* Appends an error in the convention of the route. */
-static void put_error(const struct exchange *x, struct buf *out, int status, const char *code, const char *param,
-                      const char *msg)
-{
-    static const char chat[] = "response_format"; /* where messages_to_chat puts output_config.format */
-    struct buf text = {0};
-    if (x->style == STYLE_OPENAI) {
-        store_request_put_error(out, true, status, code, param, msg);
-        return;
-    }
-    bool format = strncmp(msg, chat, sizeof chat - 1) == 0;
-    buf_printf(&text, "%s%s", format ? "output_config.format" : "", format ? msg + sizeof chat - 1 : msg);
-    if (x->sse.hub)
-        messages_put_error_event(out, status, text.data);
-    else
-        http_put_anthropic_error(out, status, text.data);
-    buf_free(&text);
-}
-
-static void reply_error(struct exchange *x, int status, const char *code, const char *param, const char *msg)
-{
-    struct buf out = {0};
-    if (status < 500) metrics_reject(&x->app->metrics, REJECT_VALIDATION);
-    put_error(x, &out, status, code, param, msg);
-    http_reply(x->req, status, "application/json", out.data, out.len);
-    buf_free(&out);
-}
-
-/* Appends the error of a generation that failed. */
-static void put_failure(const struct exchange *x, struct buf *out, const struct event *done)
-{
-    struct err e = {0};
-    bool failed = done->finish == FINISH_ERROR;
-    err_set(&e, 0, "Request failed during generation: %s",
-            !failed       ? "the server is stopping"
-            : done->error ? done->error
-                          : "unknown");
-    put_error(x, out, failed ? 500 : 503, failed ? "generation" : "incomplete_generation", NULL, e.msg);
-}
-
-static bool has_failed(const struct event *done)
-{
-    return done->finish == FINISH_ERROR || done->finish == FINISH_CANCELLED;
-}
-
-/* @return whether, with this event, the deadline has passed before any sequence had a token. */
-static bool all_late(struct exchange *x, const struct event *done)
-{
-    x->n_late += done->finish == FINISH_TIMEOUT && !done->n_generated;
-    return x->n_late == x->n;
-}
-
-/* ---- the whole answer ------------------------------------------------------------------------------------------ */
-
-/* Adds the tokens of one sequence; the prompt is counted once, with its first sequence. */
-static void add_usage(struct exchange *x, const struct sequence *seq, const struct event *done)
-{
-    x->usage.completion += x->params.nothing_wanted ? 0 : done->n_generated;
-    if ((seq - x->seqs) % x->params.best_of == 0) x->usage.cached += done->n_cached;
-}
-
-static int by_score(const void *a, const void *b)
-{
-    const struct choice *const *x = a, *const *y = b;
-    double d = choice_score(*y) - choice_score(*x);
-    return d > 0 ? 1 : d < 0 ? -1 : *x < *y ? -1 : *x > *y;
-}
-
-/* Orders the answer: the n likeliest of every prompt's best_of sequences, best first; in order of index where n is
- * best_of.  May run on a pool thread, because every sequence is over. */
-static void work_render(void *arg)
-{
-    struct exchange *x = arg;
-    int n = x->params.n, best_of = x->params.best_of, count = 0;
-    if (x->style == STYLE_MESSAGES) {
-        messages_put_whole(&x->out, &x->head, &x->seqs[0].choice, x->config.thinking, &x->usage);
-        return;
-    }
-    struct choice **choices = mem_array((size_t)x->n, sizeof *choices);
-    for (int p = 0; p < x->params.n_prompts; p++) {
-        struct choice **own = choices + count;
-        for (int i = 0; i < best_of; i++) own[i] = &x->seqs[p * best_of + i].choice;
-        if (best_of > n) qsort(own, (size_t)best_of, sizeof *own, by_score);
-        count += n;
-    }
-    openai_put_whole(&x->out, &x->head, choices, count, &x->usage);
-    free(choices);
-}
-
-static void after_render(void *arg)
-{
-    struct exchange *x = arg;
-    if (x->req && !http_answered(x->req)) http_reply(x->req, 200, "application/json", x->out.data, x->out.len);
-    buf_free(&x->out);
-    exchange_unref(x);
-}
-
-static void reply_whole(struct exchange *x)
-{
-    struct err e = {0};
-    size_t bytes = 0;
-    for (int i = 0; i < x->n; i++) bytes += ANSWER_GROWTH * choice_bytes(&x->seqs[i].choice);
-    if (!reserve(&x->held, bytes, "the answer", &e)) {
-        body_reply_memory(x->app, x->req, &e);
-        return;
-    }
-    x->refs++; /* until after_render */
-    bridge_render(x->app->bridge, x->client, bytes, work_render, after_render, x);
-}
-
-static void on_gather(void *arg, const struct event *ev, const struct event_batch *batch)
-{
-    struct sequence *seq = arg;
-    struct exchange *x = seq->x;
-    if (ev->kind == EV_DONE) seq->gen = NULL;
-    x->gathered_bytes += choice_event_bytes(&seq->choice, ev);
-    if (!reserve_up_to(&x->held, x->gathered_bytes, "the answer", NULL) || !choice_room(&seq->choice, ev)) {
-        cancel_all(x);
-        admission_reply_memory(x->req, "no memory for the answer");
-        return;
-    }
-    choice_add(&seq->choice, ev, batch);
-    if (ev->kind != EV_DONE) return;
-    if (has_failed(ev)) {
-        struct buf out = {0};
-        cancel_all(x);
-        put_failure(x, &out, ev);
-        http_reply(x->req, ev->finish == FINISH_ERROR ? 500 : 503, "application/json", out.data, out.len);
-        buf_free(&out);
-        return;
-    }
-    add_usage(x, seq, ev);
-    if (all_late(x, ev))
-        admission_reply_late(x->req);
-    else if (++x->n_done == x->n)
-        reply_whole(x);
-}
-
-/* ---- the stream ------------------------------------------------------------------------------------------------ */
-
-static void on_drain(struct http_req *req)
-{
-    struct exchange *x = req->user;
-    for (int i = 0; i < x->n; i++)
-        if (x->seqs[i].gen) bridge_resume(x->seqs[i].gen);
-}
-
-static void send_out(struct exchange *x)
-{
-    bool more = x->style == STYLE_MESSAGES ? sse_write(&x->sse, x->out.data, x->out.len)
-                                           : sse_send(&x->sse, x->out.data, x->out.len);
-    buf_clear(&x->out);
-    for (int i = 0; i < x->n && !more; i++)
-        if (x->seqs[i].gen) bridge_pause(x->seqs[i].gen);
-}
-
-static void send_chunk(struct exchange *x, const struct sequence *seq, enum openai_chunk kind)
-{
-    bool every = x->params.include_usage && x->params.continuous_usage;
-    struct openai_usage u = {.prompt = x->usage.prompt, .cached = -1};
-    for (int i = 0; i < x->n && every; i++) u.completion += x->seqs[i].choice.n_tokens;
-    openai_put_chunk(&x->out, &x->head, kind, &seq->choice, seq->index, every ? &u : NULL);
-    send_out(x);
-}
-
-static void end_stream(struct exchange *x)
-{
-    if (x->style == STYLE_OPENAI) sse_send(&x->sse, "[DONE]", 6);
-    sse_stop(&x->sse);
-    if (x->req) http_end(x->req);
-}
-
-/* The same in Anthropic's convention. */
-static void send_blocks(struct exchange *x, struct sequence *seq)
-{
-    for (; choice_ready(&seq->choice); choice_clear(&seq->choice))
-        messages_put_ready(&x->out, &x->blocks, &seq->choice);
-    if (x->out.len) send_out(x);
-}
-
-static void send_ready(struct exchange *x, struct sequence *seq, bool over)
-{
-    if (x->style == STYLE_MESSAGES) {
-        send_blocks(x, seq);
-        return;
-    }
-    bool chat = x->route == OPENAI_CHAT;
-    if (chat && !seq->started) send_chunk(x, seq, CHUNK_ROLE);
-    seq->started = true;
-    bool any = choice_ready(&seq->choice) || (over && !chat);
-    for (; any; any = choice_ready(&seq->choice)) {
-        send_chunk(x, seq, CHUNK_TEXT);
-        choice_clear(&seq->choice);
-    }
-    if (over && chat) send_chunk(x, seq, CHUNK_END);
-}
-
-static void finish_sequence(struct exchange *x, struct sequence *seq, const struct event *done)
-{
-    seq->gen = NULL;
-    if (has_failed(done)) {
-        cancel_all(x);
-        put_failure(x, &x->out, done);
-        send_out(x);
-        end_stream(x);
-        return;
-    }
-    if (all_late(x, done)) {
-        metrics_reject(&x->app->metrics, REJECT_DEADLINE);
-        put_error(x, &x->out, 504, "timeout", NULL, "Request timed out: " ADMISSION_LATE);
-        send_out(x);
-        end_stream(x);
-        return;
-    }
-    send_ready(x, seq, true);
-    add_usage(x, seq, done);
-    if (++x->n_done < x->n) return;
-    if (x->style == STYLE_MESSAGES)
-        messages_put_end(&x->out, &x->blocks, &seq->choice, &x->usage);
-    else if (x->params.include_usage)
-        openai_put_usage_chunk(&x->out, &x->head, &x->usage);
-    if (x->out.len) send_out(x);
-    end_stream(x);
-}
-
-static void on_stream(void *arg, const struct event *ev, const struct event_batch *batch)
-{
-    struct sequence *seq = arg;
-    struct exchange *x = seq->x;
-    x->refs++;
-    choice_add(&seq->choice, ev, batch);
-    if (ev->kind == EV_DONE)
-        finish_sequence(x, seq, ev);
-    else if (ev->kind == EV_TOKEN && ev->finish == FINISH_NONE && choice_ready(&seq->choice))
-        send_ready(x, seq, false); /* the last token is sent with the EV_DONE that follows in the same batch */
+    exchange_cancel(x);
     exchange_unref(x);
 }
 
@@ -407,8 +109,8 @@ static int submit_prompt(struct exchange *x, int p, struct err *e)
         x->config.thinking = v->thinking;
         choice_init(&seq->choice, &x->config, v->echo.data, v->echo.len);
         r.sampling.seed = seed_derive(seed, i);
-        seq->gen =
-            bridge_submit(x->app->bridge, &r, x->handle, x->req, x->params.stream ? on_stream : on_gather, seq, e);
+        seq->gen = bridge_submit(x->app->bridge, &r, x->handle, x->req,
+                                 x->params.stream ? exchange_on_stream : exchange_on_gather, seq, e);
         if (!seq->gen) return e->code;
     }
     return 0;
@@ -422,7 +124,7 @@ static bool fit_prompts(struct exchange *x)
     for (int p = 0; p < x->params.n_prompts; p++) {
         struct prepared *v = &x->prompts[p];
         if (openai_params_fit(&x->params, x->route, &x->limits, v->n, &e, &param)) {
-            reply_error(x, 400, x->params.code, param, e.msg);
+            exchange_reply_error(x, 400, x->params.code, param, e.msg);
             return false;
         }
         v->max_new_tokens = x->params.gen.max_new_tokens;
@@ -443,17 +145,6 @@ static void on_late(void *arg)
     admission_reply_late(x->req);
 }
 
-static void start_stream(struct exchange *x)
-{
-    x->req->on_drain = on_drain;
-    if (x->style == STYLE_MESSAGES) x->sse.keepalive = MESSAGES_PING;
-    sse_start(&x->sse, x->app->sse, x->req);
-    if (x->style != STYLE_MESSAGES) return;
-    if (x->config.thinking) thinking_begin_inside(&x->blocks.split);
-    messages_put_start(&x->out, &x->head, &x->usage);
-    send_out(x);
-}
-
 static void start_generation(struct exchange *x)
 {
     struct err e = {0};
@@ -465,16 +156,17 @@ static void start_generation(struct exchange *x)
     metrics_observe(&x->app->metrics, HIST_SEQUENCES, x->params.n_prompts * x->params.best_of);
     if (!x->params.has_seed) x->params.gen.sampling.seed = seed_random();
     for (int p = 0; p < x->params.n_prompts && !rc; p++) rc = submit_prompt(x, p, &e);
-    if (rc) cancel_all(x);
+    if (rc) exchange_cancel(x);
     if (rc == ERR_FULL) {
         admission_reply_full(x->req);
     } else if (rc == ERR_NOMEM) {
         admission_reply_memory(x->req, e.msg);
     } else if (rc) {
-        reply_error(x, rc == ERR_NOT_FOUND ? 404 : 400, rc == ERR_NOT_FOUND ? "model_not_found" : "invalid_value",
-                    rc == ERR_NOT_FOUND ? "model" : NULL, e.msg);
+        exchange_reply_error(x, rc == ERR_NOT_FOUND ? 404 : 400,
+                             rc == ERR_NOT_FOUND ? "model_not_found" : "invalid_value",
+                             rc == ERR_NOT_FOUND ? "model" : NULL, e.msg);
     } else if (x->params.stream) {
-        start_stream(x);
+        exchange_start_stream(x);
     }
 }
 
@@ -488,7 +180,8 @@ static void on_compiled(void *arg, struct grammar *g, const struct err *e)
     x->compiling = NULL;
     x->grammar = g;
     if (e->code)
-        reply_error(x, e->code == ERR_UNSUPPORTED ? 422 : 400, "invalid_value", x->params.constraint.field, e->msg);
+        exchange_reply_error(x, e->code == ERR_UNSUPPORTED ? 422 : 400, "invalid_value", x->params.constraint.field,
+                             e->msg);
     else
         start_generation(x);
     x->grammar = NULL; /* the engine has its own reference */
@@ -595,7 +288,7 @@ static void on_prepared(void *arg)
         reply_count(x);
     } else if (wanted && x->failed.code) {
         if (!body_reply_memory(x->app, x->req, &x->failed))
-            reply_error(x, 400, "invalid_value", x->failed_param, x->failed.msg);
+            exchange_reply_error(x, 400, "invalid_value", x->failed_param, x->failed.msg);
     } else if (wanted) {
         x->asked = clock_now();
         struct grammar_cache_job *job =
@@ -609,10 +302,14 @@ static void on_prepared(void *arg)
 
 static void make_id(struct exchange *x)
 {
-    const char *lead = x->style != STYLE_OPENAI ? "msg_" : x->route == OPENAI_CHAT ? "chatcmpl-" : "cmpl-";
+    bool messages = x->style == STYLE_MESSAGES || x->style == STYLE_COUNT;
+    const char *lead = messages                      ? "msg_"
+                       : x->style == STYLE_RESPONSES ? "resp_"
+                       : x->route == OPENAI_CHAT     ? "chatcmpl-"
+                                                     : "cmpl-";
     snprintf(x->id, sizeof x->id, "%s%s", lead, x->req->id);
     http_set_id(x->req, x->id); /* the answer's id is also the request id, unless the client sent one */
-    if (x->style != STYLE_OPENAI) http_set_header(x->req, "request-id", x->req->id);
+    if (messages) http_set_header(x->req, "request-id", x->req->id);
     x->head = (struct openai_head){
         .route = x->route,
         .params = &x->params,
@@ -629,7 +326,7 @@ static bool find_model(struct exchange *x)
     struct model_choice m;
     struct err e = {0};
     if (!models_find(x->app, x->params.model, &m, &e)) {
-        reply_error(x, 404, "model_not_found", "model", e.msg);
+        exchange_reply_error(x, 404, "model_not_found", "model", e.msg);
         return false;
     }
     x->head.model = x->req->note.model = m.name;
@@ -641,11 +338,21 @@ static bool find_model(struct exchange *x)
     };
     if (x->route == OPENAI_COMPLETIONS) return true;
     if (!chat->template && !chat->plain) {
-        reply_error(x, 400, "no_chat_template", NULL, chat->reason);
+        exchange_reply_error(x, 400, "no_chat_template", NULL, chat->reason);
         return false;
     }
     x->config.tools = chat_tool_format(chat, &x->params);
     return true;
+}
+
+/* Agents send the same tools with every request: once a minute is enough. */
+static void warn_skipped(const struct exchange *x)
+{
+    static uint64_t last;
+    uint64_t now = clock_now();
+    if (last && now - last < 60000000000u) return;
+    last = now;
+    log_warn("/v1/responses: what is not supported was left out of a request: %s", x->asked_for.skipped.data);
 }
 
 static void begin(struct exchange *x)
@@ -653,6 +360,7 @@ static void begin(struct exchange *x)
     make_id(x);
     if (!find_model(x)) return;
     x->prompts = mem_array((size_t)x->params.n_prompts, sizeof *x->prompts);
+    if (x->asked_for.skipped.len) warn_skipped(x);
     x->refs++; /* until on_prepared */
     if (x->body_len <= TOKENIZE_INLINE_BYTES) {
         prepare(x);
@@ -670,7 +378,7 @@ static void begin_read(struct exchange *x)
         .sequences = n, .at_once = n, .copies = x->params.best_of, .timeout_ms = x->params.timeout_ms};
     if (x->status && body_reply_memory(x->app, x->req, &x->err)) return;
     if (x->status) {
-        reply_error(x, x->status, x->params.code, x->param, x->err.msg);
+        exchange_reply_error(x, x->status, x->params.code, x->param, x->err.msg);
     } else if (x->style == STYLE_COUNT) {
         begin(x);
     } else if (admission_handle_reserve(x->handle, x->req, &need)) {
@@ -683,13 +391,13 @@ static void begin_read(struct exchange *x)
 static void read_fields(struct exchange *x, const char *body, size_t len)
 {
     struct messages_chat chat = {0};
-    if (x->style != STYLE_OPENAI && !messages_to_chat(body, len, x->style == STYLE_COUNT, &chat, &x->err))
-        x->status = 400;
+    bool good = true;
+    if (x->style == STYLE_RESPONSES)
+        good = responses_to_chat(body, len, &chat.text, &chat.held, &x->asked_for, &x->err, &x->param);
     else if (x->style != STYLE_OPENAI)
-        x->status =
-            openai_params_parse(&x->params, x->route, &x->limits, chat.text.data, chat.text.len, &x->err, &x->param);
-    else
-        x->status = openai_params_parse(&x->params, x->route, &x->limits, body, len, &x->err, &x->param);
+        good = messages_to_chat(body, len, x->style == STYLE_COUNT, &chat, &x->err);
+    if (good && x->style != STYLE_OPENAI) body = chat.text.data, len = chat.text.len;
+    x->status = good ? openai_params_parse(&x->params, x->route, &x->limits, body, len, &x->err, &x->param) : 400;
     messages_chat_free(&chat);
 }
 
@@ -732,7 +440,8 @@ static void handle(struct http_req *req, enum openai_route route, enum style sty
         .max_choices = app->set->max_choices < places ? app->set->max_choices : places,
         .longest_token = app->longest_token,
         .info = app->info,
-        .messages = style != STYLE_OPENAI,
+        .messages = style == STYLE_MESSAGES || style == STYLE_COUNT,
+        .at_most = style != STYLE_OPENAI,
     };
     req->user = x;
     req->on_answer = on_answer;
@@ -755,6 +464,11 @@ void api_completions(struct http_req *req)
 void api_chat_completions(struct http_req *req)
 {
     handle(req, OPENAI_CHAT, STYLE_OPENAI);
+}
+
+void api_responses(struct http_req *req)
+{
+    handle(req, OPENAI_CHAT, STYLE_RESPONSES);
 }
 
 void api_messages(struct http_req *req)

@@ -488,7 +488,7 @@ int openai_params_fit(struct openai_params *p, enum openai_route route, const st
     int64_t usual = route == OPENAI_CHAT || rest < OPENAI_DEFAULT_TOKENS ? rest : OPENAI_DEFAULT_TOKENS;
     int64_t wanted = p->max_tokens ? p->max_tokens : usual;
     *param = where;
-    if (lim->messages && rest >= 1 && wanted > rest) wanted = rest; /* Claude Code always asks for 32,000 and more */
+    if (lim->at_most && rest >= 1 && wanted > rest) wanted = rest; /* Claude Code always asks for 32,000 and more */
     if (lim->messages &&
         rest < 1) { /* in these words, which Claude Code looks for: it then shortens the conversation */
         err_set(e, ERR_INVALID, "prompt is too long: %zu tokens > %lld maximum", n, (long long)total - 1);

@@ -24,7 +24,8 @@ struct openai_limits {
     int max_stop, max_choices; /* the server's options; max_choices: prompts x best_of */
     size_t longest_token;      /* bytes */
     const struct engine_info *info;
-    bool messages; /* a body of messages_to_chat: `stop_sequences`, and max_tokens is an upper limit */
+    bool messages; /* a body of messages_to_chat: `stop_sequences`, and its words for a prompt that is too long */
+    bool at_most;  /* max_tokens is an upper limit, not a demand for so much room */
 };
 
 /* one prompt of a completions request: a text or token ids; points into the tree */

@@ -12,6 +12,7 @@ void api_generate_stream(struct http_req *); /* POST /generate_stream */
 /* openai.c, models.c */
 void api_completions(struct http_req *);
 void api_chat_completions(struct http_req *);
+void api_responses(struct http_req *);      /* POST /v1/responses */
 void api_messages(struct http_req *);       /* POST /v1/messages */
 void api_messages_count(struct http_req *); /* POST /v1/messages/count_tokens */
 void api_models_list(struct http_req *);

@@ -20,6 +20,7 @@ const struct http_route serve_routes[] = {
     {HTTP_M_DELETE, "/v1/models/*", api_models_delete, 0, .role = ROUTE_ADMIN},
     {HTTP_M_POST, "/v1/completions", api_completions, 0, .gate = admission_gate, .role = ROUTE_USER},
     {HTTP_M_POST, "/v1/chat/completions", api_chat_completions, 0, .gate = admission_gate, .role = ROUTE_USER},
+    {HTTP_M_POST, "/v1/responses", api_responses, 0, .gate = admission_gate, .role = ROUTE_USER},
     {HTTP_M_POST, "/v1/messages", api_messages, 0, .gate = admission_gate, .role = ROUTE_USER},
     {HTTP_M_POST, "/v1/messages/count_tokens", api_messages_count, 0, .role = ROUTE_USER},
     {HTTP_M_POST, "/v1/embeddings", api_embeddings, 0, .gate = admission_gate, .role = ROUTE_USER},

@@ -51,7 +51,7 @@ static void on_timer(uv_timer_t *t)
         next = s->next; /* a failed write may close the exchange, and with it this stream */
         if (now - s->last_write < h->silence_ns) continue;
         s->last_write = now;
-        const char *sign = s->keepalive ? s->keepalive : ":\n\n";
+        const char *sign = s->next_keepalive ? s->next_keepalive(s->req) : s->keepalive ? s->keepalive : ":\n\n";
         http_write(s->req, sign, strlen(sign));
     }
 }

@@ -25,6 +25,8 @@ struct sse {
     uint64_t last_write;   /* clock_now() */
     const char *keepalive; /* set before sse_start: what keeps it open while it is idle, with its line breaks; NULL: a
                               comment */
+    const char *(*next_keepalive)(
+        struct http_req *); /* set before sse_start: makes it anew each time; NULL: keepalive */
 };
 
 /* Sends status 200 and the headers. */

@@ -113,6 +113,8 @@ def tame(case, daemon):
             little(body["parameters"], "max_new_tokens", 4)
     if case.operation.path == "/v1/messages":
         little(body, "max_tokens", 4)
+    if case.operation.path == "/v1/responses":
+        little(body, "max_output_tokens", 4)
     if case.operation.path in ("/v1/completions", "/v1/chat/completions"):
         little(body, "max_tokens", 4)
         for name in ("n", "best_of", "max_completion_tokens"):

@@ -101,7 +101,9 @@ def run_tandem(a, rows_file, quantize, activations="auto"):
 
 
 def ceilings(a):
-    """(multiply-adds/s of this machine, now, in f32 and in bf16, 0 where it has no units for that; multiply-adds of a trained token)"""
+    """(multiply-adds/s of this machine, now, in f32 and in bf16, 0 where it has no units for that; multiply-adds of a trained token)
+
+    Products of bf16 numbers can be computed in f32, too, so that the faster of the two is their ceiling."""
     lines, _ = run([a.tandem, "bench", "--model", a.model, "--threads", str(a.threads), "--prompt-tokens", "16", "--generate-tokens", "1",
                     "--batch", "1", "--repeat", "1", "--json"])
     report = json.loads(next(line for line in lines if line.startswith("{")))
@@ -110,7 +112,8 @@ def ceilings(a):
     if not config.get("tie_word_embeddings"):
         weights -= config["vocab_size"] * config["hidden_size"]  # rows that are only looked up
     had = report["ceilings"]
-    return {"f32": had["f32_macs_per_s"], "bf16": had.get("bf16_macs_per_s") or 0}, 2 * weights
+    f32, bf16 = had["f32_macs_per_s"], had.get("bf16_macs_per_s") or 0
+    return {"f32": f32, "bf16": max(f32, bf16) if bf16 else 0}, 2 * weights
 
 
 def variants(a, rows_file, script, kind):

@@ -124,7 +124,7 @@ static void put_usage(struct buf *out, const struct openai_usage *u, int64_t rea
         ",\"usage\":{\"input_tokens\":%lld,\"input_tokens_details\":{\"cached_tokens\":%lld},\"output_tokens\":%lld,"
         "\"output_tokens_details\":{\"reasoning_tokens\":%lld},\"total_tokens\":%lld}",
         (long long)u->prompt, (long long)(u->cached > 0 ? u->cached : 0), (long long)u->completion,
-        (long long)reasoning, (long long)(u->prompt + u->completion));
+        (long long)reasoning, (long long)u->prompt + (long long)u->completion);
 }
 
 /* What follows the output of a generation that is over. */

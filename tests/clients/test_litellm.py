@@ -49,6 +49,16 @@ def test_tools(to, how):
     assert litellm.completion(**{**fields, "messages": history, "tool_choice": "none", "max_tokens": 4}).choices[0].message.content
 
 
+def test_responses(talker):  # noqa: F811
+    to = {"model": "openai/talker", "api_base": talker.url + "/v1", "api_key": "none"}
+    tool = {"type": "function", **WEATHER["function"]}
+    says = {"extra_body": {"structured_outputs": {"choice": ["Well.\n" + call_text("get_weather", '{"city": "Oslo"}')]}}}
+    got = litellm.responses(input="How is the weather?", tools=[tool], **says, **to)
+    assert got.output[0].content[0].text == "Well." and (got.output[1].name, got.output[1].arguments) == ("get_weather", '{"city": "Oslo"}')
+    events = list(litellm.responses(input="How is the weather?", tools=[tool], stream=True, **says, **to))
+    assert events[-1].type == "response.completed" and events[-1].response.output[1].arguments == '{"city": "Oslo"}'
+
+
 def test_structured_output(to):
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
     wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}

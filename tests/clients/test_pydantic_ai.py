@@ -1,4 +1,5 @@
-"""pydantic-ai: an agent that calls tools until it answers, with output by calls and by a schema, whole and streamed."""
+"""pydantic-ai: an agent that calls tools until it answers, with output by calls and by a schema, whole and streamed; by chats and by
+responses."""
 import asyncio
 from typing import Literal
 
@@ -7,7 +8,7 @@ from client_rig import call_text, package, start, talker  # noqa: F401
 from pydantic import BaseModel, Field
 
 pydantic_ai = package("pydantic_ai")
-from pydantic_ai.models.openai import OpenAIChatModel  # noqa: E402
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel  # noqa: E402
 from pydantic_ai.providers.openai import OpenAIProvider  # noqa: E402
 from pydantic_ai.usage import UsageLimits  # noqa: E402
 
@@ -19,9 +20,9 @@ class Report(BaseModel):
     degrees: int = Field(ge=1, le=9)
 
 
-@pytest.fixture
-def model(talker):  # noqa: F811
-    return OpenAIChatModel("talker", provider=OpenAIProvider(base_url=talker.url + "/v1", api_key="none"))
+@pytest.fixture(params=[OpenAIChatModel, OpenAIResponsesModel])
+def model(talker, request):  # noqa: F811
+    return request.param("talker", provider=OpenAIProvider(base_url=talker.url + "/v1", api_key="none"))
 
 
 def make_agent(model, output_type, **settings):

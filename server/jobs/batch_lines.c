@@ -13,6 +13,7 @@ const struct batch_endpoint batch_endpoints[] = {
     {"/v1/chat/completions", api_chat_completions},
     {"/v1/completions", api_completions},
     {"/v1/embeddings", api_embeddings},
+    {"/v1/responses", api_responses},
 };
 const int batch_n_endpoints = sizeof batch_endpoints / sizeof *batch_endpoints;
 

@@ -94,11 +94,14 @@ def test_answers_as_the_route_does(daemon, client):
     assert f"batch={batch.id} endpoint={COMPLETIONS} status=completed lines={n}" in daemon.log()
 
 
-def test_chat_and_embeddings(client):
+def test_chat_responses_and_embeddings(client):
+    responses = create(client, [line("r", {"input": "Tell me of cats", "max_output_tokens": 4}, "/v1/responses")], "/v1/responses")
     chat = create(client, [line(f"c{i}", {"messages": [{"role": "user", "content": f"Tell me of {i} cats"}], "max_tokens": 4}, CHAT)
                            for i in range(3)], CHAT)
     embed = create(client, [line("one", {"input": "a dog"}, "/v1/embeddings"),
                             line("many", {"input": [f"{i} birds" for i in range(100)]}, "/v1/embeddings")], "/v1/embeddings")
+    (answer,) = content(client, wait(client, responses).output_file_id)
+    assert answer["response"]["body"]["object"] == "response" and answer["response"]["body"]["usage"]["output_tokens"] == 4
     answers = content(client, wait(client, chat).output_file_id)
     assert len(answers) == 3 and all(v["response"]["body"]["object"] == "chat.completion" for v in answers)
     answers = {v["custom_id"]: v["response"]["body"]["data"] for v in content(client, wait(client, embed).output_file_id)}

@@ -4,11 +4,13 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/base/sha256.h"
 #include "engine/serve/engine_state.h"
 #include "engine/serve/warmup.h"
 #include "kernels/rng.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum { MORE_ROWS = 48 }; /* extra rows of logits in a step, for prompt log-probabilities and forced tokens */
 
@@ -157,6 +159,22 @@ bool engine_has_room(const struct engine *g)
     return atomic_load(&g->queued) < g->s.info.max_queue;
 }
 
+/* @return the salt of the request's pages, 0 without salt and tenant.  64 bits of SHA-256: to meet another's salt by
+ * trying takes 2^63 requests, and would show a time, never a wrong token. */
+static uint64_t salt_of(const struct gen_request *r)
+{
+    struct sha256 s;
+    unsigned char digest[SHA256_BYTES];
+    uint64_t salt;
+    if (!r->cache_salt && !r->cache_tenant) return 0;
+    sha256_start(&s);
+    sha256_add(&s, &r->cache_tenant, sizeof r->cache_tenant);
+    if (r->cache_salt) sha256_add(&s, r->cache_salt, strlen(r->cache_salt));
+    sha256_end(&s, digest);
+    memcpy(&salt, digest, sizeof salt);
+    return salt;
+}
+
 uint64_t engine_submit(struct engine *g, const struct gen_request *spec, struct err *e)
 {
     if (!engine_has_room(g)) {
@@ -180,6 +198,7 @@ uint64_t engine_submit(struct engine *g, const struct gen_request *spec, struct 
         r->seq.lora = &adapter->lora;
         r->seq.root = adapter_root(adapter);
     }
+    r->seq.salt = salt_of(spec);
     r->id = g->last_id = id;
     r->seq.arrival = r->id;
     r->times.submitted = clock_now();

@@ -106,7 +106,7 @@ const struct tokenizer *engine_tokenizer(const struct engine *);
 
 /* ---- requests -------------------------------------------------------------------------------------------------- */
 
-enum { ENGINE_TOP_MAX = 32, ENGINE_STOP_MAX = 16, ENGINE_STOP_BYTES = 256 };
+enum { ENGINE_TOP_MAX = 32, ENGINE_STOP_MAX = 16, ENGINE_STOP_BYTES = 256, ENGINE_SALT_BYTES = 256 };
 
 struct logit_bias {
     int32_t id;
@@ -143,13 +143,16 @@ struct gen_request {
     int priority;         /* lower runs first; 0 */
     uint64_t client;      /* requests of one client share with those of others (sched.h); 0: likewise one client */
     const char *adapter;  /* a name that is loaded; NULL: the base model */
+    /* Prefixes are shared among requests with the same two; no result depends on them. */
+    const char *cache_salt; /* 1 .. ENGINE_SALT_BYTES bytes; NULL: none */
+    uint64_t cache_tenant;  /* 0: none */
     /* What the generated text must be (grammar.h), referenced by engine_submit; NULL: anything.  eos is chosen only
      * where the text is whole, and no other special token ever; with ignore_eos or min_new_tokens, the text goes on
      * while it can, but a text that nothing may follow ends with eos.  Log-
      * probabilities and top tokens stay those of the model without the constraint. */
     struct grammar *grammar;
     struct poolings pooling;    /* n > 0: one EV_EMBEDDING; n_prompt <= max_total_tokens, and of the rest only pool_from,
-                                   types, priority, adapter and user are used.  An encoder takes no other requests */
+                                   types, priority, adapter, cache_* and user are used.  An encoder takes no other requests */
     int pool_from;              /* the first position that is pooled, < n_prompt */
     const unsigned char *types; /* (n_prompt) token types, below those the model has; NULL: all 0 */
     void *user;                 /* handed back in every event */

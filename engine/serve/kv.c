@@ -12,6 +12,7 @@ struct page {
     int32_t prev, next;      /* free list; meaningful while ref is 0 */
     int32_t chain;           /* next page in the same hash bucket, -1: last */
     uint64_t serial, parent; /* serial 0: not registered */
+    uint64_t salt;
     int32_t tokens[KV_PAGE];
 };
 
@@ -108,26 +109,30 @@ static void list_add(struct kv_pool *p, int32_t i)
 
 /* ---- prefix table ---- */
 
-static uint32_t bucket_of(const struct kv_pool *p, uint64_t parent, const int32_t *tokens)
+static uint32_t bucket_of(const struct kv_pool *p, uint64_t parent, uint64_t salt, const int32_t *tokens)
 {
-    uint64_t h = rng_mix(p->seed ^ parent);
+    uint64_t h = rng_mix(rng_mix(p->seed ^ parent) ^ salt);
     for (int i = 0; i < KV_PAGE; i += 2)
         h = rng_mix(h ^ ((uint64_t)(uint32_t)tokens[i] << 32 | (uint32_t)tokens[i + 1]));
     return (uint32_t)h & p->mask;
 }
 
-static int32_t find(const struct kv_pool *p, uint32_t bucket, uint64_t parent, const int32_t *tokens)
+static bool is_of(const struct page *g, uint64_t parent, uint64_t salt, const int32_t *tokens)
+{
+    return g->parent == parent && g->salt == salt && !memcmp(g->tokens, tokens, sizeof g->tokens);
+}
+
+static int32_t find(const struct kv_pool *p, uint32_t bucket, uint64_t parent, uint64_t salt, const int32_t *tokens)
 {
     int32_t i = p->bucket[bucket];
-    while (i >= 0 && (p->page[i].parent != parent || memcmp(p->page[i].tokens, tokens, sizeof p->page[i].tokens)))
-        i = p->page[i].chain;
+    while (i >= 0 && !is_of(&p->page[i], parent, salt, tokens)) i = p->page[i].chain;
     return i;
 }
 
 static void unregister(struct kv_pool *p, int32_t i)
 {
     struct page *g = &p->page[i];
-    int32_t *link = &p->bucket[bucket_of(p, g->parent, g->tokens)];
+    int32_t *link = &p->bucket[bucket_of(p, g->parent, g->salt, g->tokens)];
     while (*link != i) link = &p->page[*link].chain;
     *link = g->chain;
     g->chain = -1;
@@ -155,9 +160,9 @@ void kv_unref(struct kv_pool *p, int32_t i)
     if (--p->page[i].ref == 0) list_add(p, i);
 }
 
-int32_t kv_lookup(struct kv_pool *p, uint64_t parent, const int32_t *tokens, uint64_t *serial)
+int32_t kv_lookup(struct kv_pool *p, uint64_t parent, uint64_t salt, const int32_t *tokens, uint64_t *serial)
 {
-    int32_t i = find(p, bucket_of(p, parent, tokens), parent, tokens);
+    int32_t i = find(p, bucket_of(p, parent, salt, tokens), parent, salt, tokens);
     p->lookups++;
     if (i < 0) return -1;
     kv_ref(p, i);
@@ -165,9 +170,9 @@ int32_t kv_lookup(struct kv_pool *p, uint64_t parent, const int32_t *tokens, uin
     return i;
 }
 
-bool kv_contains(struct kv_pool *p, uint64_t parent, const int32_t *tokens, uint64_t *serial)
+bool kv_contains(struct kv_pool *p, uint64_t parent, uint64_t salt, const int32_t *tokens, uint64_t *serial)
 {
-    int32_t i = find(p, bucket_of(p, parent, tokens), parent, tokens);
+    int32_t i = find(p, bucket_of(p, parent, salt, tokens), parent, salt, tokens);
     p->lookups++;
     if (i >= 0) *serial = p->page[i].serial;
     return i >= 0;
@@ -178,16 +183,17 @@ uint64_t kv_lookups(const struct kv_pool *p)
     return p->lookups;
 }
 
-uint64_t kv_register(struct kv_pool *p, int32_t i, uint64_t parent, const int32_t *tokens)
+uint64_t kv_register(struct kv_pool *p, int32_t i, uint64_t parent, uint64_t salt, const int32_t *tokens)
 {
     CHECK(i >= 0 && i < p->n && p->page[i].ref > 0);
     struct page *g = &p->page[i];
     if (g->serial) return g->serial;
-    uint32_t b = bucket_of(p, parent, tokens);
-    int32_t known = find(p, b, parent, tokens);
+    uint32_t b = bucket_of(p, parent, salt, tokens);
+    int32_t known = find(p, b, parent, salt, tokens);
     if (known >= 0) return p->page[known].serial;
     g->serial = p->next_serial++;
     g->parent = parent;
+    g->salt = salt;
     memcpy(g->tokens, tokens, sizeof g->tokens);
     g->chain = p->bucket[b];
     p->bucket[b] = i;
@@ -213,7 +219,7 @@ void kv_check(const struct kv_pool *p)
     CHECK(n_free == 0);
     for (uint32_t b = 0; b <= p->mask; b++)
         for (int32_t i = p->bucket[b]; i >= 0; i = p->page[i].chain) {
-            CHECK(p->page[i].serial && bucket_of(p, p->page[i].parent, p->page[i].tokens) == b);
+            CHECK(p->page[i].serial && bucket_of(p, p->page[i].parent, p->page[i].salt, p->page[i].tokens) == b);
             CHECK(++in_table <= p->n);
         }
     CHECK(in_table == n_known);

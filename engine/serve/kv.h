@@ -2,7 +2,7 @@
  * integers only; pure (no clock, no device); owned by the scheduler.
  *
  * A page holds KV_PAGE tokens and counts its references.  A full page may be registered under the key (parent's serial,
- * its tokens).  Its serial, never reused, identifies the whole prefix up to and including the page, so different
+ * salt, its tokens).  Its serial, never reused, identifies the whole prefix up to and including the page, so different
  * prefixes are never confused, even when their hashes collide.  Pages are allocated from the head of the free list; a
  * page that loses its last reference goes to the tail if registered (so the least recently used is evicted first), to
  * the head if not. */
@@ -29,17 +29,19 @@ void kv_unref(struct kv_pool *, int32_t page);
 
 /* Looks up the page registered for `tokens` (KV_PAGE) after the prefix `parent`, takes a reference and sets *serial.
  * @return the page; -1: not registered.  The parent of a first page is 0 for the base model, or a number >= 2^63 for an
- * adapter version, which keeps the KV of different adapters apart; SEQ_FAR (sched.h) is added to either. */
-int32_t kv_lookup(struct kv_pool *, uint64_t parent, const int32_t *tokens, uint64_t *serial);
+ * adapter version, which keeps the KV of different adapters apart; SEQ_FAR (sched.h) is added to either.  salt: pages
+ * of different salts are kept apart too, so that a client cannot find out, by the time to its first token, what others
+ * have sent; it is not needed for right results, so it may be a hash. */
+int32_t kv_lookup(struct kv_pool *, uint64_t parent, uint64_t salt, const int32_t *tokens, uint64_t *serial);
 
 /* The same without taking a reference, so the order of eviction stays.  @return whether it is registered. */
-bool kv_contains(struct kv_pool *, uint64_t parent, const int32_t *tokens, uint64_t *serial);
+bool kv_contains(struct kv_pool *, uint64_t parent, uint64_t salt, const int32_t *tokens, uint64_t *serial);
 /* @return the number of searches by these two. */
 uint64_t kv_lookups(const struct kv_pool *);
 
 /* Registers a full page to which the caller has a reference.  @return the serial of its prefix.  When another page is
  * registered for the same prefix, that one stays. */
-uint64_t kv_register(struct kv_pool *, int32_t page, uint64_t parent, const int32_t *tokens);
+uint64_t kv_register(struct kv_pool *, int32_t page, uint64_t parent, uint64_t salt, const int32_t *tokens);
 
 /* Aborts when an invariant does not hold: O(pages), for tests. */
 void kv_check(const struct kv_pool *);

@@ -249,7 +249,8 @@ static void register_pages(struct sched *s, struct seq *q)
 {
     if (!s->c.prefix_cache) return;
     for (; (q->n_registered + 1) * KV_PAGE <= q->n_computed; q->n_registered++)
-        q->serial = kv_register(s->kv, q->pages[q->n_registered], q->serial, q->tokens + q->n_registered * KV_PAGE);
+        q->serial =
+            kv_register(s->kv, q->pages[q->n_registered], q->serial, q->salt, q->tokens + q->n_registered * KV_PAGE);
 }
 
 void sched_commit(struct sched *s)

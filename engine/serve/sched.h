@@ -42,6 +42,7 @@ struct seq {
     int priority;                    /* lower runs first */
     uint64_t root;                   /* parent of its first page in the prefix cache (kv.h); 0: the base model.  The
                                         scheduler adds SEQ_FAR when the text is longer than near_len */
+    uint64_t salt;                   /* of its pages in the prefix cache (kv.h) */
     const struct lora_weights *lora; /* borrowed; NULL: no adapter */
     int first_row;                   /* logits are needed from this token on, at most n_known - 1 */
     bool generates;                  /* its tokens from first_row on are generated, not prompt */

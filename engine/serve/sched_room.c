@@ -76,7 +76,7 @@ static void take_prefix(struct sched *s, struct seq *q)
 {
     int end = prefix_end(s, q);
     while ((q->n_pages + 1) * KV_PAGE <= end) {
-        int32_t page = kv_lookup(s->kv, q->serial, q->tokens + q->n_pages * KV_PAGE, &q->serial);
+        int32_t page = kv_lookup(s->kv, q->serial, q->salt, q->tokens + q->n_pages * KV_PAGE, &q->serial);
         if (page < 0) break;
         seq_add_page(q, page);
     }
@@ -127,7 +127,8 @@ static bool still_too_large(struct sched *s, struct seq *q)
 {
     int n = q->n_found;
     if (q->missed < 0) return false;
-    if ((n + 1) * KV_PAGE <= prefix_end(s, q) && kv_contains(s->kv, q->found, q->tokens + n * KV_PAGE, &q->found))
+    if ((n + 1) * KV_PAGE <= prefix_end(s, q) &&
+        kv_contains(s->kv, q->found, q->salt, q->tokens + n * KV_PAGE, &q->found))
         return false;
     return pages_in_reach(s, q) - s->n_running <= q->missed;
 }

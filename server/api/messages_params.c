@@ -336,6 +336,7 @@ static bool read_fields(struct conversion *c, bool count)
                                          "repetition_penalty",
                                          "timeout_ms",
                                          "ignore_eos",
+                                         "cache_salt",
                                          "structured_outputs"};
     const char *comma = "";
     if (!fields_find(&c->f, "model")) return fields_refuse(&c->f, "model", "model: the field is missing");

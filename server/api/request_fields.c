@@ -207,6 +207,10 @@ bool fields_extras(struct request_fields *f, struct gen_request *r)
     if (!fields_bool(f, "ignore_eos", &r->ignore_eos)) return false;
     if (!fields_int(f, "priority", INT32_MIN, INT32_MAX, &priority, NULL)) return false;
     r->priority = (int)priority;
+    if (!fields_string(f, "cache_salt", &r->cache_salt)) return false;
+    size_t n = r->cache_salt ? strlen(r->cache_salt) : 1;
+    if (n < 1 || n > ENGINE_SALT_BYTES)
+        return fields_refuse(f, "cache_salt", "`cache_salt` must have 1 to %d bytes. Given: %zu", ENGINE_SALT_BYTES, n);
     return true;
 }
 

@@ -49,7 +49,7 @@ bool fields_stop_ids(struct request_fields *, struct gen_request *r, int32_t *id
 bool fields_bias(struct request_fields *, struct gen_request *r, struct logit_bias **owned);
 /* timeout_ms: the request's time limit in milliseconds, up to a day */
 bool fields_timeout(struct request_fields *, int64_t *out);
-/* ignore_eos, priority */
+/* ignore_eos, priority, cache_salt */
 bool fields_extras(struct request_fields *, struct gen_request *r);
 /* Checks that obj (NULL allowed) has at most 1000 members, because looking a field up is linear. */
 bool fields_few(const cJSON *obj, struct err *e);

@@ -64,6 +64,7 @@ struct bridge {
     struct engine *engine; /* owned once started; NULL before */
     const struct tokenizer *tokenizer;
     int max_jobs;
+    bool separate_caches;
     struct gen gens; /* head of the ring */
     struct work_queue work;
     int n_gens, n_jobs; /* n_jobs: on the pool and waiting for it */
@@ -101,6 +102,11 @@ int bridge_start(struct bridge *b, struct engine *engine, int max_jobs, struct e
     b->tokenizer = engine_tokenizer(engine);
     b->max_jobs = max_jobs;
     return engine_start(engine, on_notify, b, e);
+}
+
+void bridge_separate_caches(struct bridge *b, bool on)
+{
+    b->separate_caches = on;
 }
 
 static void gen_free(struct gen *g)
@@ -147,6 +153,7 @@ void bridge_close(struct bridge *b, void (*done)(void *), void *arg)
 static struct gen *submit(struct bridge *b, struct gen *g, struct gen_request r, struct err *e)
 {
     r.user = g;
+    if (b->separate_caches) r.cache_tenant = r.client;
     g->bridge = b;
     g->view.adapter = r.adapter;
     g->view.submitted = clock_now();

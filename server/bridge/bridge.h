@@ -29,6 +29,8 @@ struct bridge *bridge_open(struct uv_loop_s *, struct metrics *);
 /* Takes ownership of the engine (bridge_close closes it) and starts its thread.  max_jobs: limit of clients' jobs on
  * the thread pool, shared as in work_queue.h. */
 int bridge_start(struct bridge *, struct engine *, int max_jobs, struct err *);
+/* Whether clients share no prefixes in the cache (gen_request.cache_tenant); false at first. */
+void bridge_separate_caches(struct bridge *, bool);
 /* Calls fn(arg) once if the engine loses its device, after the events that report it. */
 void bridge_on_lost(struct bridge *, void (*fn)(void *), void *arg);
 /* Closes the engine; no fn is called from then on.  done(arg) runs on the loop when the handles are closed and the

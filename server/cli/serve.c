@@ -187,6 +187,7 @@ static void after_load(uv_work_t *w, int status)
         stop_now(s);
         return;
     }
+    bridge_separate_caches(s->app.bridge, s->app.set->cache_per_key);
     bridge_on_lost(s->app.bridge, on_device_lost, s);
     set_ready(s);
     jobs_ready(s->app.jobs);

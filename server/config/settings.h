@@ -49,7 +49,7 @@ struct settings {
     size_t kv_cache_bytes;
     int max_seqs, max_batch_tokens, max_prefill_tokens, max_queue, max_queue_tokens, max_total_tokens;
     double max_wait; /* seconds */
-    bool prefix_cache;
+    bool prefix_cache, cache_per_key;
     char *speculate;
     /* adapters */
     char *adapters, *adapter_dir;

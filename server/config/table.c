@@ -67,6 +67,8 @@ static const struct setting_option table[] = {
      "N", "prompt and generated tokens of one request; 0 is what model and memory allow"},
     {"prefix-cache", "Batching and memory", SETTING_BOOL, AT(prefix_cache), "true", 0, 0, NULL, RUN, false, NULL,
      "reuse keys and values of prompts that begin alike"},
+    {"cache-per-key", "Batching and memory", SETTING_BOOL, AT(cache_per_key), "false", 0, 0, NULL, CMD_SERVE, false,
+     NULL, "only of prompts of the same API key, or without keys of the same address"},
     {"speculate", "Batching and memory", SETTING_CHOICE, AT(speculate), "auto", 0, 0, "auto|on|off", ROUTES | SAMPLE,
      false, "WHEN",
      "compute several tokens a step where a text repeats itself, with the same bits; auto: where it saves time"},

@@ -599,3 +599,13 @@ def test_many_at_a_time(tmp_path):
 def test_a_place_that_cannot_be_written(tmp_path):
     done = tandem_key(tmp_path / "none" / "keys", "new", "--name", "a", check=False)
     assert done.returncode == 1 and not done.stdout and "No such file" in done.stderr
+
+
+def test_keys_share_no_prefixes(start, keys):
+    body = {"prompt": "The cat and the dog went to the park to play with a red ball. " * 3, "max_tokens": 1}
+    with start("--api-keys", keys.file, "--cache-per-key", key=keys.admin) as s:
+        cached = []
+        for key, salt in ((keys.user, None), (keys.user, None), (keys.train, None), (keys.train, "x"), (keys.train, None)):
+            answer = requests.post(s.url + "/v1/completions", json={**body, "cache_salt": salt}, headers=bearer(key), timeout=60)
+            cached.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert [n >= 16 for n in cached] == [False, True, False, False, True] and cached[0] == cached[2] == cached[3] == 0

@@ -27,7 +27,7 @@ def complete(client, prompt=PROMPT, **kw):
 
 
 VLLM = {"top_k", "min_p", "typical_p", "repetition_penalty", "stop_token_ids", "min_tokens", "ignore_eos", "priority", "echo_all",
-        "include_stop_str_in_output", "skip_special_tokens", "add_special_tokens", "truncate_prompt_tokens"}
+        "include_stop_str_in_output", "skip_special_tokens", "add_special_tokens", "truncate_prompt_tokens", "cache_salt"}
 
 
 def ids_of(server, text):
@@ -106,6 +106,22 @@ def test_cached_tokens(client):
     complete(client, prompt)
     again = complete(client, prompt).usage
     assert 16 <= again.prompt_tokens_details.cached_tokens < again.prompt_tokens
+
+
+def test_prefixes_of_another_salt_are_not_shared(client, server):
+    prompt = "The frog and the bird sat by the river and sang a song for the moon. " * 3
+    cached = lambda **more: complete(client, prompt, **more).usage.prompt_tokens_details.cached_tokens
+    assert cached(cache_salt="a") == 0 and cached(cache_salt="a") >= 16
+    assert cached(cache_salt="b") == 0 and cached() == 0 and cached(cache_salt=None) >= 16
+    texts = [complete(client, prompt, cache_salt=salt).choices[0].text for salt in ("a", "b", "ü" * 128)]
+    assert texts == [complete(client, prompt).choices[0].text] * 3
+    for salt in ("", "ü" * 128 + "x", 1):
+        with pytest.raises(openai.BadRequestError) as refused:
+            complete(client, cache_salt=salt)
+        assert refused.value.param == "cache_salt"
+    parameters = {"inputs": prompt, "parameters": {"cache_salt": "a", "max_new_tokens": 1}}
+    hit = requests.post(server.url + "/generate", json=parameters, timeout=60)
+    assert int(hit.headers["x-cached-tokens"]) >= 16
 
 
 def test_sampled_text_is_that_of_generate(client, server):

@@ -46,8 +46,11 @@ static bool is(const char *type, const char *name)
 
 static bool has_word(const char *list, const char *word, size_t n)
 {
-    for (; list; list = strchr(list, ','), list += list != NULL)
+    while (list) {
         if (strcspn(list, ",") == n && strncmp(list, word, n) == 0) return true;
+        const char *comma = strchr(list, ',');
+        list = comma ? comma + 1 : NULL;
+    }
     return false;
 }
 

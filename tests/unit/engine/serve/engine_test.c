@@ -482,8 +482,23 @@ static void test_prefix_is_reused(void **state)
     assert_int_equal(a.n_cached, 0);
     assert_int_equal(b.n_cached, (n - 1) / 16 * 16);
     assert_same(&a, &b);
-    reply_free(&a);
     reply_free(&b);
+    /* with another salt or tenant nothing is found, then the request's own; the text is the same */
+    static const struct {
+        const char *salt;
+        uint64_t tenant;
+    } spaces[] = {{"a", 0}, {"b", 0}, {NULL, 1}, {"a", 1}, {"a", 2}};
+    for (size_t i = 0; i < 2 * sizeof spaces / sizeof *spaces; i++) {
+        struct gen_request q = greedy(ids, n, 10);
+        q.cache_salt = spaces[i / 2].salt;
+        q.cache_tenant = spaces[i / 2].tenant;
+        submit(&r, q, &b);
+        run_out(&r);
+        assert_int_equal(b.n_cached, i % 2 ? (n - 1) / 16 * 16 : 0);
+        assert_same(&a, &b);
+        reply_free(&b);
+    }
+    reply_free(&a);
     rig_close(&r);
 }
 

@@ -151,8 +151,9 @@ struct gen_request {
      * while it can, but a text that nothing may follow ends with eos.  Log-
      * probabilities and top tokens stay those of the model without the constraint. */
     struct grammar *grammar;
-    struct poolings pooling;    /* n > 0: one EV_EMBEDDING; n_prompt <= max_total_tokens, and of the rest only pool_from,
-                                   types, priority, adapter, cache_* and user are used.  An encoder takes no other requests */
+    struct poolings pooling;    /* n > 0: one EV_EMBEDDING; n_prompt <= max_total_tokens, and of the rest only
+                                   pool_from, types, priority, adapter, cache_* and user are used.  An encoder takes no
+                                   other requests */
     int pool_from;              /* the first position that is pooled, < n_prompt */
     const unsigned char *types; /* (n_prompt) token types, below those the model has; NULL: all 0 */
     void *user;                 /* handed back in every event */

@@ -78,7 +78,8 @@ static void read_batch(struct json_at *at, struct batch_new *b, struct buf *text
     need_string(at, "endpoint", &b->endpoint);
     need_string(at, "completion_window", &b->window);
     if (!at->e->code && batch_endpoint_find(b->endpoint) < 0)
-        err_set(at->e, ERR_INVALID, "endpoint: must be /v1/chat/completions, /v1/completions, /v1/embeddings or /v1/responses");
+        err_set(at->e, ERR_INVALID,
+                "endpoint: must be /v1/chat/completions, /v1/completions, /v1/embeddings or /v1/responses");
     if (!at->e->code && !(b->seconds = read_window(b->window)))
         err_set(at->e, ERR_INVALID, "completion_window: must be like 24h, at most 30 days");
     if (json_get_object(at, "metadata", &metadata)) check_metadata(at->e, metadata);

@@ -1,5 +1,5 @@
 /* Fuzzes server/api/responses_params.c with bodies.
- *   - What one becomes is JSON: an object with messages that chat_format.c accepts; what the answer repeats is JSON, too.
+ *   - What one becomes is JSON: an object with messages that chat_format.c accepts; the answer repeats JSON, too.
  *   - What was reserved is enough.
  *   - A refusal has a message. */
 #include "engine/base/check.h"

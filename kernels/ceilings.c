@@ -384,11 +384,6 @@ int dev_ceilings(struct dev *d, size_t read_bytes, struct ceilings *out)
     return 0;
 }
 
-double ceilings_bf16(const struct ceilings *c)
-{
-    return c->bf16_macs_per_s > c->f32_macs_per_s ? c->bf16_macs_per_s : c->f32_macs_per_s;
-}
-
 void ceilings_add(struct ceilings *sum, const struct ceilings *c, double share)
 {
     sum->read_bytes_per_s += c->read_bytes_per_s * share;

@@ -28,9 +28,6 @@ struct dev;
  * above. @return 0, or -1 when there is no memory for it. A rate that the device does not measure is 0. */
 int dev_ceilings(struct dev *, size_t read_bytes, struct ceilings *out);
 
-/* The rate of products of bf16 numbers: every bf16 is a float, so the faster of the two units counts. */
-double ceilings_bf16(const struct ceilings *);
-
 /* Adds `share` times each rate of *c to *sum; the buffer's size is copied from *c. */
 void ceilings_add(struct ceilings *sum, const struct ceilings *c, double share);
 

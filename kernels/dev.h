@@ -10,7 +10,7 @@ extern "C" {
 
 /* Each returns NULL, with a sentence in why[], when the device cannot be opened. */
 struct dev *ref_open(char why[160]);
-struct dev *cpu_open(const char *level, int threads, char why[160]); /* level NULL: the fastest the machine has */
+struct dev *cpu_open(const char *level, int threads, char why[160]); /* level NULL: the best the machine has */
 
 #ifdef TANDEM_SIMT
 struct dev *simt_open(const struct dev_config *, char why[160]);

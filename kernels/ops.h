@@ -527,8 +527,6 @@ struct dev {
 /* @return NULL, with a sentence in why[], when the name is unknown or the machine lacks what it needs. When "auto"
  * falls back to the cpu, why[] says why no GPU is used. */
 struct dev *dev_open(const struct dev_config *, char why[160]);
-/* The level of the cpu device that is fastest on this processor, whether this build has it or not. */
-const char *cpu_best_level(void);
 void dev_close(struct dev *);
 const char *op_name(enum op_id);
 __attribute__((format(printf, 3, 4))) void dev_fail(struct dev *, const char *op, const char *fmt, ...);

@@ -28,6 +28,9 @@ struct dev;
 /* dev_ceilings with the largest buffer that fits in memory.  @return 0 or ERR_NOMEM. */
 int bench_measure(struct dev *, struct ceilings *, struct err *e);
 
+/* The rate of products of bf16 numbers: every bf16 is a float, so the faster of the two units counts. */
+double bench_bf16_rate(const struct ceilings *);
+
 /* ---- results of a phase ---------------------------------------------------------------------------------------- */
 
 enum { BENCH_OPS_MAX = 64, BENCH_ADVICE_MAX = 6, BENCH_ADVICE_BYTES = 200 };

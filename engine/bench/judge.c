@@ -27,6 +27,11 @@ double bench_percentile(const double *v, int n, double q)
 /* below this fraction of both ceilings the bound is overhead */
 static const double OVERHEAD_BELOW = 0.4;
 
+double bench_bf16_rate(const struct ceilings *c)
+{
+    return c->bf16_macs_per_s > c->f32_macs_per_s ? c->bf16_macs_per_s : c->f32_macs_per_s;
+}
+
 /* "block": a GGUF file's types, which are multiplied as integers */
 static bool is_integer(const char *weight_type)
 {
@@ -38,7 +43,7 @@ static double unit_rate(const char *weight_type, const struct ceilings *c)
 {
     if (is_integer(weight_type)) return c->int8_macs_per_s;
     bool bf16 = strcmp(weight_type, "bf16") == 0;
-    return bf16 ? ceilings_bf16(c) : c->f32_macs_per_s;
+    return bf16 ? bench_bf16_rate(c) : c->f32_macs_per_s;
 }
 
 static double time_at(double work, double rate)
@@ -50,7 +55,7 @@ struct bench_ratios bench_ratios_of(const struct bench_work *w, const char *weig
                                     const struct ceilings *c)
 {
     struct bench_ratios r = {0};
-    double float_rate = ceilings_bf16(c);
+    double float_rate = bench_bf16_rate(c);
     if (seconds > 0) {
         r.read = time_at(w->weight_bytes + w->kv_bytes, c->read_bytes_per_s) / seconds;
         r.compute =

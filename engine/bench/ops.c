@@ -133,7 +133,7 @@ static double unit_ceiling(const struct bench_all *b, enum dtype t)
     const struct ceilings *c = &b->c;
     if (t == DT_I8 || t == DT_I4 || t == DT_BLOCK) return c->int8_macs_per_s;
     bool bf16 = t == DT_BF16 || t == DT_F8 || (t == DT_NF4 && b->d->ops->rounds_more);
-    return bf16 ? ceilings_bf16(c) : c->f32_macs_per_s;
+    return bf16 ? bench_bf16_rate(c) : c->f32_macs_per_s;
 }
 
 /* What llama.cpp calls Q8_0, Q4_K and Q6_K. */
@@ -273,7 +273,7 @@ static void bench_back(struct bench_all *b, enum dtype t, int N, int K, bool gat
     if (dy && dx && w) {
         double best;
         BEST_OF(best, op_linear_back(b->d, (struct linear_back_args){mat_f32(dx, M, K), mat_f32(dy, M, N), w, false}));
-        double rate = t != DT_F32 ? ceilings_bf16(&b->c) : b->c.f32_macs_per_s;
+        double rate = t != DT_F32 ? bench_bf16_rate(&b->c) : b->c.f32_macs_per_s;
         report(b, best, (double)M * N * K, rate, (double)b->d->ops->weight_bytes(w));
     }
     if (w) b->d->ops->weight_free(b->d, w);
@@ -298,7 +298,7 @@ static void bench_gemm(struct bench_all *b, const char *what, int M, int N, int 
                               .accumulate = accumulate,
                               .half = true,
                               .alpha = accumulate ? 1e-6f : 1};
-        double best, rate = ceilings_bf16(&b->c);
+        double best, rate = bench_bf16_rate(&b->c);
         BEST_OF(best, op_gemm(b->d, a));
         report(b, best, (double)M * N * K, rate,
                ((double)M * K + (double)N * K + (double)M * N * (accumulate + 1)) * 4);
@@ -388,7 +388,7 @@ static void attn_rows(struct bench_all *b, struct seqs q, enum dtype t, struct k
                               q.rows};
         BEST_OF(best, op_attn(b->d, a));
         double seen = (double)T * (q.len - q.rows + (q.rows + 1) / 2.0);
-        double rate = ceilings_bf16(&b->c);
+        double rate = bench_bf16_rate(&b->c);
         report(b, best, seen * HEADS * DIM * 2, rate, (double)q.n * q.len / KV_PAGE * page_bytes);
     }
     if (all && wanted(b, "rope_kv %s rows=%d, no rotation", dtype_name(t), T)) {

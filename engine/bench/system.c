@@ -2,6 +2,7 @@
 #include "engine/bench/bench.h"
 
 #include "engine/base/meminfo.h"
+#include "kernels/cpu_level.h"
 #include "kernels/ops.h"
 
 #include <sched.h>

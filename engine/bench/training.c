@@ -122,7 +122,7 @@ static void on_event(void *arg, const struct train_event *ev)
 static double ceiling_of(const struct run *r, const struct train_params *p, const struct ceilings *c)
 {
     bool half = !p->f32 && r->model.d->ops->bf16_units;
-    return half ? ceilings_bf16(c) : c->f32_macs_per_s;
+    return half ? bench_bf16_rate(c) : c->f32_macs_per_s;
 }
 
 static void fill_row(struct run *r, const struct train_params *p)

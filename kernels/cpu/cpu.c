@@ -1,5 +1,6 @@
 /* The cpu device: the choice of a level, memory, and the table of ops. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu_level.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -38,7 +38,7 @@ ROOMS = {
     "server/config": Room(BASE, "yaml"),
 
     "engine/eval": Room("serve data template tokenizer files base kernels/rng.h", "cjson pcre2"),
-    "engine/bench": Room("serve train data tokenizer model base kernels/ops.h kernels/ceilings.h kernels/trace.h kernels/rng.h"),
+    "engine/bench": Room("serve train data tokenizer model base kernels/ops.h kernels/ceilings.h kernels/cpu_level.h kernels/trace.h kernels/rng.h"),
     "engine/serve": Room("train model grammar tokenizer files base kernels/ops.h kernels/trace.h kernels/rng.h"),
     "engine/train": Room("data template model tokenizer files base kernels/ops.h kernels/trace.h kernels/rng.h"),
     "engine/data": Room("template tokenizer files base kernels/rng.h", "cjson zlib zstd"),
@@ -72,7 +72,7 @@ PUBLIC = {
         engine/train/train.h engine/train/bottleneck.h engine/train/offline.h engine/data/sources.h
         engine/train/tfevents.h engine/train/board.h engine/data/dataset.h engine/model/options.h engine/model/quantize.h engine/model/merge.h engine/template/chat_template.h
         engine/grammar/grammar.h engine/tokenizer/tokenizer.h engine/files/model_file.h""".split() + [BASE],
-    "kernels": "kernels/ops.h kernels/ceilings.h kernels/trace.h kernels/num.h kernels/block.h kernels/rng.h".split(),
+    "kernels": "kernels/ops.h kernels/ceilings.h kernels/cpu_level.h kernels/trace.h kernels/num.h kernels/block.h kernels/rng.h".split(),
 }
 
 LIBRARIES = {

@@ -13,6 +13,7 @@
 #include "server/api/models.h"
 #include "server/api/request_body.h"
 #include "server/api/routes.h"
+#include "server/api/served_model.h"
 #include "server/api/store_request.h"
 #include "server/bridge/bridge.h"
 #include "server/config/settings.h"
@@ -50,9 +51,9 @@ static void put_adapter(struct buf *out, const struct adapter_info *a)
 /* all adapters, owned by the caller */
 static struct adapter_info *list(const struct app *app, int *n)
 {
-    int max = app->info->max_adapters;
+    int max = app->model->info->max_adapters;
     struct adapter_info *v = mem_array((size_t)max, sizeof *v);
-    *n = engine_adapters_list(app->engine, v, max);
+    *n = engine_adapters_list(app->model->engine, v, max);
     return v;
 }
 
@@ -81,8 +82,8 @@ void api_adapters_list(struct http_req *req)
         put_adapter(&out, &v[i]);
         bytes += v[i].bytes;
     }
-    buf_printf(&out, "],\"bytes\":%zu,\"max_adapters\":%d,\"max_lora_rank\":%d}", bytes, app->info->max_adapters,
-               app->info->max_lora_rank);
+    buf_printf(&out, "],\"bytes\":%zu,\"max_adapters\":%d,\"max_lora_rank\":%d}", bytes, app->model->info->max_adapters,
+               app->model->info->max_lora_rank);
     free(v);
     reply_json(req, 200, &out);
 }
@@ -93,7 +94,7 @@ void api_adapters_get(struct http_req *req)
     struct buf out = {0};
     struct err e = {0};
     if (not_ready(app, req)) return;
-    if (engine_adapter_check(app->engine, req->param, &e)) {
+    if (engine_adapter_check(app->model->engine, req->param, &e)) {
         http_reply_error(req, 404, "not_found", "%s", e.msg);
         return;
     }
@@ -179,7 +180,7 @@ static void delete_all(struct http_req *req, const char *name, bool openai)
     struct app *app = req->app;
     struct deletion *d = mem_zalloc(sizeof *d);
     *d = (struct deletion){.app = app, .req = req, .name = mem_strdup(name), .openai = openai};
-    d->unloaded = engine_adapter_unload(app->engine, name, &d->e) == 0;
+    d->unloaded = engine_adapter_unload(app->model->engine, name, &d->e) == 0;
     if (d->unloaded) log_info("adapter unloaded name=%s", name);
     req->user = d;
     req->on_close = on_deletion_close;
@@ -194,7 +195,7 @@ void api_models_delete(struct http_req *req)
     struct model_choice m;
     struct err e = {0};
     if (not_ready(app, req)) return;
-    if (*name && models_find(app, name, &m, &e) && !m.adapter && strcmp(m.name, name) == 0)
+    if (*name && models_find(app, app->model, name, &m, &e) && !m.adapter && strcmp(m.name, name) == 0)
         store_request_reply_error(
             req, true, 400, "invalid_request",
             "The model `%.100s` is the one this server was started with: only fine-tuned models can be deleted", name);
@@ -215,7 +216,7 @@ void api_adapters_delete(struct http_req *req)
     }
     if (strcmp(files, "true") == 0) {
         delete_all(req, req->param, false);
-    } else if (engine_adapter_unload(app->engine, req->param, &e) == 0) {
+    } else if (engine_adapter_unload(app->model->engine, req->param, &e) == 0) {
         log_info("adapter unloaded name=%s", req->param);
         struct buf out = {0};
         put_deleted(&out, req->param);
@@ -277,13 +278,13 @@ static char *find_on_hub(struct loading *l)
 static void work_load(void *arg)
 {
     struct loading *l = arg;
-    if (adapter_dir_check_name(l->app->set, l->app->engine, l->name, &l->e)) return;
+    if (adapter_dir_check_name(l->app->set, l->app->model->engine, l->name, &l->e)) return;
     char *dir = adapter_dir_find(l->app->set, l->path, &l->e);
     if (!dir && l->e.code == ERR_NOT_FOUND && l->may_download) {
         dir = find_on_hub(l);
         if (dir) l->e.code = 0;
     }
-    if (dir) engine_adapter_load(l->app->engine, l->name, dir, &l->version, &l->e);
+    if (dir) engine_adapter_load(l->app->model->engine, l->name, dir, &l->version, &l->e);
     free(dir);
 }
 
@@ -429,7 +430,7 @@ void api_lora_unload(struct http_req *req)
     if (not_ready(app, req)) return;
     if (read_body(req, true, "lora_name", NULL, &name, &none, &tree)) {
         struct buf out = {0};
-        if (engine_adapter_unload(app->engine, name, &e)) {
+        if (engine_adapter_unload(app->model->engine, name, &e)) {
             reply_failed(req, true, 404, NULL, e.msg);
         } else {
             log_info("adapter unloaded name=%s", name);
@@ -443,5 +444,5 @@ void api_lora_unload(struct http_req *req)
 
 int adapters_publish_dir(struct app *app, const char *name, const char *dir, struct err *e)
 {
-    return engine_adapter_load(app->engine, name, dir, NULL, e);
+    return engine_adapter_load(app->model->engine, name, dir, NULL, e);
 }

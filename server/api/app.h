@@ -2,10 +2,8 @@
 #ifndef TANDEM_SERVER_API_APP_H
 #define TANDEM_SERVER_API_APP_H
 
-#include "engine/base/buf.h"
 #include "server/access/admission.h"
 #include "server/access/credentials.h"
-#include "server/api/chat_format.h"
 #include "server/metrics/metrics.h"
 
 #include <stdatomic.h>
@@ -16,12 +14,10 @@
 struct batches;
 struct bridge;
 struct device_watch;
-struct engine;
-struct engine_info;
 struct evaluations;
-struct grammar_cache;
 struct http_server;
 struct jobs;
+struct served_model;
 struct settings;
 struct sse_hub;
 struct store;
@@ -31,17 +27,9 @@ struct watchdog;
 struct app {
     const struct settings *set;
     enum serving_state state;
-    struct engine *engine;          /* NULL while loading; the bridge owns it */
-    const struct engine_info *info; /* likewise */
-    size_t longest_token;           /* bytes of the longest token in the vocabulary */
-    char *model_name;               /* name under which the base model is listed; owned */
-    char fingerprint[24];           /* OpenAI's system_fingerprint: differs where generated texts may differ */
-    int64_t ready_time;             /* time() when the model was loaded */
-    struct chat_format chat;
-    struct buf tokenizer_info; /* answer of GET /tokenizer_info; owned */
+    struct served_model *model; /* the default one */
     struct admission *admission;
     struct admission *background; /* of local exchanges (net/local.h): a queue of its own, behind all others */
-    struct grammar_cache *grammar_cache;
     struct bridge *bridge;
     struct sse_hub *sse;
     struct http_server *http;

@@ -4,6 +4,7 @@
 #include "server/api/embed_exchange.h"
 #include "server/api/routes.h"
 #include "server/api/scores.h"
+#include "server/api/served_model.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -67,7 +68,7 @@ static void write_predictions(struct buf *out, const struct embed_params *p, con
 
 static void answer(struct embed_exchange *x)
 {
-    const struct embedder *m = x->app->info->embedder;
+    const struct embedder *m = x->served->info->embedder;
     struct buf out = {0};
     if (x->params.shape == EMBED_CLASSIFY)
         write_classes(&out, &x->params, m, x->values, x->model.name, x->n_tokens);

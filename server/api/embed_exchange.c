@@ -6,6 +6,7 @@
 #include "server/access/keys.h"
 #include "server/api/app.h"
 #include "server/api/request_body.h"
+#include "server/api/served_model.h"
 #include "server/api/store_request.h"
 #include "server/bridge/bridge.h"
 #include "server/config/settings.h"
@@ -84,7 +85,7 @@ static void do_work(struct embed_exchange *x, bool here, void (*work)(void *), v
         work(x);
         done(x);
     } else {
-        bridge_work(x->app->bridge, x->client, work, done, x);
+        bridge_work(x->served->bridge, x->client, work, done, x);
     }
 }
 
@@ -137,7 +138,7 @@ static void submit_more(struct embed_exchange *x)
                                       .priority = admission_handle_priority(x->handle, p->priority),
                                       .adapter = x->model.adapter};
         item->x = x;
-        item->gen = bridge_submit(x->app->bridge, &r, x->handle, x->req, on_event, item, &e);
+        item->gen = bridge_submit(x->served->bridge, &r, x->handle, x->req, on_event, item, &e);
         if (item->gen) {
             x->next++;
             x->n_running++;
@@ -162,7 +163,7 @@ static void submit_more(struct embed_exchange *x)
 static void work_tokenize(void *arg)
 {
     struct embed_exchange *x = arg;
-    const struct tokenizer *tk = engine_tokenizer(x->app->engine);
+    const struct tokenizer *tk = engine_tokenizer(x->served->engine);
     for (int i = 0; i < x->params.n && !x->status && !atomic_load(&x->gone); i++)
         x->status = embed_input_tokenize(&x->params, i, tk, &x->limits, &x->held, &x->err);
 }
@@ -213,7 +214,7 @@ static int lower(int a, int b)
 static int in_flight(const struct http_req *req, int n)
 {
     const struct app *app = req->app;
-    int places = lower(lower(n, IN_FLIGHT), app->info->max_seqs + app->set->max_queue);
+    int places = lower(lower(n, IN_FLIGHT), served_model_of(req)->info->max_seqs + app->set->max_queue);
     return req->key && req->key->max_concurrent > 0 ? lower(places, req->key->max_concurrent) : places;
 }
 
@@ -236,12 +237,12 @@ static void work_read(void *arg)
 /* Whether the model gives what the route is for. */
 static bool suits(const struct embed_exchange *x)
 {
-    return x->app->info->embedder->classifies == embed_shape_ranks(x->shape);
+    return x->served->info->embedder->classifies == embed_shape_ranks(x->shape);
 }
 
 static void return_unsuited(struct embed_exchange *x)
 {
-    bool classifies = x->app->info->embedder->classifies;
+    bool classifies = x->served->info->embedder->classifies;
     reply_error(x, embed_refusal(x->shape), "invalid_value", "model",
                 classifies
                     ? "this model gives scores of labels, not embeddings: use /v1/rerank, /score, /classify or /predict"
@@ -264,7 +265,7 @@ static void after_read(void *arg)
         reply_error(x, x->status, "invalid_value", p->field, x->err.msg);
     } else if (!x->status && !suits(x)) {
         return_unsuited(x);
-    } else if (!x->status && !models_find(x->app, p->model, &x->model, &e)) {
+    } else if (!x->status && !models_find(x->app, x->served, p->model, &x->model, &e)) {
         reply_error(x, 404, "model_not_found", "model", e.msg);
     } else if (!x->status && admission_handle_reserve(x->handle, x->req, &need)) {
         size_t bytes = 0;
@@ -278,29 +279,31 @@ static void after_read(void *arg)
 void embed_exchange_begin(struct http_req *req, enum embed_shape shape, embed_answer_fn *answer)
 {
     struct app *app = req->app;
+    struct served_model *m = served_model_of(req);
     struct admission_handle *handle = admission_enter(req);
     if (!handle) return;
     struct embed_exchange *x = mem_zalloc(sizeof *x);
     *x = (struct embed_exchange){.refs = 2,
                                  .app = app,
+                                 .served = m,
                                  .req = req,
                                  .handle = handle,
                                  .client = client_id(req),
                                  .shape = shape,
                                  .answer = answer};
     x->limits = (struct embed_limits){
-        .embedder = app->info->embedder,
-        .hidden = app->info->embedder->size,
-        .types = app->info->token_types,
-        .vocab = app->info->vocab,
-        .max_total_tokens = app->info->max_total_tokens,
-        .longest_token = app->longest_token,
-        .pooling = app->info->embedder->pooling,
+        .embedder = m->info->embedder,
+        .hidden = m->info->embedder->size,
+        .types = m->info->token_types,
+        .vocab = m->info->vocab,
+        .max_total_tokens = m->info->max_total_tokens,
+        .longest_token = m->longest_token,
+        .pooling = m->info->embedder->pooling,
     };
     if (!x->limits.pooling.n)
         x->limits.pooling =
             (struct poolings){{strcmp(app->set->pooling, "last") == 0 ? POOLING_LAST : POOLING_MEAN}, 1};
-    int most = app->info->embedder->max_tokens;
+    int most = m->info->embedder->max_tokens;
     if (most && most < x->limits.max_total_tokens) x->limits.max_total_tokens = most;
     req->user = x;
     req->on_answer = on_answer;

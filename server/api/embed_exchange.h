@@ -17,6 +17,7 @@
 #include <stdatomic.h>
 
 struct embed_exchange;
+struct served_model;
 
 /* Writes the answer once all values are there. */
 typedef void embed_answer_fn(struct embed_exchange *);
@@ -29,6 +30,7 @@ struct embed_item {
 struct embed_exchange {
     int refs; /* the open http exchange, running callbacks, work on the pool */
     struct app *app;
+    struct served_model *served;
     struct http_req *req; /* NULL once closed */
     struct admission_handle *handle;
     uint64_t client;   /* client_id */

@@ -16,6 +16,7 @@
 #include "server/api/request_body.h"
 #include "server/api/request_fields.h"
 #include "server/api/routes.h"
+#include "server/api/served_model.h"
 #include "server/bridge/bridge.h"
 #include "server/bridge/grammar_cache.h"
 #include "server/config/settings.h"
@@ -39,6 +40,7 @@ struct sequence {
 struct exchange {
     int refs; /* the open http exchange, and running callbacks */
     struct app *app;
+    struct served_model *served;
     struct http_req *req; /* NULL once closed */
     struct admission_handle *handle;
     uint64_t client;
@@ -161,7 +163,7 @@ static void set_timing_headers(struct exchange *x, const struct generation_resul
     const struct event *d = &r->done;
     uint64_t total = span(req->received, clock_now()), inference = span(d->times.scheduled, d->times.done);
     unsigned long long ms = 1000000, per_token = d->n_generated ? inference / (uint64_t)d->n_generated : 0;
-    set_header(req, "x-compute-type", "%.60s", x->app->info->device);
+    set_header(req, "x-compute-type", "%.60s", x->served->info->device);
     set_header(req, "x-compute-time", "%.6f", (double)total * 1e-9);
     set_header(req, "x-compute-characters", "%zu", count_characters(x->params.inputs, x->params.inputs_len));
     set_header(req, "x-total-time", "%llu", total / ms);
@@ -191,7 +193,7 @@ static void work_render(void *arg)
     struct exchange *x = arg;
     bool list = x->route == ROUTE_COMPAT;
     if (list) buf_char(&x->out, '[');
-    answer_put_whole(&x->out, &x->params, engine_tokenizer(x->app->engine), x->results, x->seeds, x->n, x->best);
+    answer_put_whole(&x->out, &x->params, engine_tokenizer(x->served->engine), x->results, x->seeds, x->n, x->best);
     if (list) buf_char(&x->out, ']');
 }
 
@@ -233,7 +235,7 @@ static void reply_whole(struct exchange *x)
     }
     x->best = best;
     x->refs++; /* until after_render */
-    bridge_render(x->app->bridge, x->client, bytes, work_render, after_render, x);
+    bridge_render(x->served->bridge, x->client, bytes, work_render, after_render, x);
 }
 
 static void on_gather(void *arg, const struct event *ev, const struct event_batch *batch)
@@ -266,7 +268,7 @@ static void send_token(struct exchange *x, const struct event *token, const stru
 {
     struct answer_event a = {
         .params = &x->params,
-        .tokenizer = engine_tokenizer(x->app->engine),
+        .tokenizer = engine_tokenizer(x->served->engine),
         .token = token,
         .batch = batch,
         .last = done,
@@ -337,7 +339,7 @@ static int submit_all(struct exchange *x, struct err *e)
         seq->x = x;
         x->seeds[i] = r.sampling.seed = seed_derive(x->params.gen.sampling.seed, i);
         seq->gen =
-            bridge_submit(x->app->bridge, &r, x->handle, x->req, x->params.stream ? on_stream : on_gather, seq, e);
+            bridge_submit(x->served->bridge, &r, x->handle, x->req, x->params.stream ? on_stream : on_gather, seq, e);
         if (!seq->gen) {
             cancel_all(x);
             return e->code;
@@ -361,7 +363,7 @@ static void start_generation(struct exchange *x)
     struct err e = {0};
     x->n = x->params.best_of;
     metrics_observe(&x->app->metrics, HIST_SEQUENCES, x->n);
-    x->req->note.model = x->app->model_name;
+    x->req->note.model = x->served->name;
     x->params.gen.priority = admission_handle_priority(x->handle, x->params.gen.priority);
     x->seqs = mem_array((size_t)x->n, sizeof *x->seqs);
     x->results = mem_array((size_t)x->n, sizeof *x->results);
@@ -377,7 +379,7 @@ static void start_generation(struct exchange *x)
         reply_invalid(x, 422, &e);
     } else if (x->params.stream) {
         x->req->on_drain = on_drain;
-        set_header(x->req, "x-compute-type", "%.60s", x->app->info->device);
+        set_header(x->req, "x-compute-type", "%.60s", x->served->info->device);
         set_header(x->req, "x-compute-characters", "%zu", count_characters(x->params.inputs, x->params.inputs_len));
         sse_start(&x->sse, x->app->sse, x->req);
     }
@@ -432,8 +434,8 @@ static void on_tokenized(void *arg, const struct tokenization *t)
             admission_handle_tokens(x->handle, (int64_t)n, (int64_t)n * x->params.best_of);
             x->prompt = mem_array(n, sizeof *x->prompt);
             for (size_t i = 0; i < n; i++) x->prompt[i] = t->tokens.v[first + i].id;
-            struct grammar_cache_job *job =
-                grammar_cache_compile(x->app->grammar_cache, client_id(x->req), &x->params.constraint, on_compiled, x);
+            struct grammar_cache_job *job = grammar_cache_compile(x->served->grammar_cache, client_id(x->req),
+                                                                  &x->params.constraint, on_compiled, x);
             if (job) x->compiling = job; /* otherwise on_compiled has already run */
         }
     }
@@ -443,9 +445,9 @@ static void on_tokenized(void *arg, const struct tokenization *t)
 /* The fields have been read. */
 static void begin(struct exchange *x)
 {
-    struct app *app = x->app;
+    const char *adapter = x->params.gen.adapter;
     int status = x->status;
-    if (!status && x->params.gen.adapter && engine_adapter_check(app->engine, x->params.gen.adapter, &x->err)) {
+    if (!status && adapter && engine_adapter_check(x->served->engine, adapter, &x->err)) {
         err_prefix(&x->err, "Input validation error: `adapter_id`");
         status = 422;
     }
@@ -457,7 +459,7 @@ static void begin(struct exchange *x)
         reply_invalid(x, status, &x->err);
     } else if (admission_handle_reserve(x->handle, x->req, &need)) {
         admission_handle_watch(x->handle, on_late, x);
-        x->job = bridge_tokenize(app->bridge, x->client, x->params.inputs, x->params.inputs_len, TOKENIZE_SPECIAL,
+        x->job = bridge_tokenize(x->served->bridge, x->client, x->params.inputs, x->params.inputs_len, TOKENIZE_SPECIAL,
                                  on_tokenized, x);
     }
 }
@@ -483,22 +485,27 @@ static void handle(struct http_req *req, enum generate_route route)
     struct admission_handle *handle = admission_enter(req);
     if (!handle) return;
     struct exchange *x = mem_zalloc(sizeof *x);
-    *x = (struct exchange){
-        .refs = 2, .app = app, .req = req, .handle = handle, .client = client_id(req), .route = route};
+    *x = (struct exchange){.refs = 2,
+                           .app = app,
+                           .served = served_model_of(req),
+                           .req = req,
+                           .handle = handle,
+                           .client = client_id(req),
+                           .route = route};
     x->limits = (struct generate_limits){
         .max_best_of = app->set->max_best_of,
         .max_stop = app->set->max_stop_sequences,
         .max_top_n = app->set->max_top_n_tokens,
-        .max_total_tokens = app->info->max_total_tokens, /* NOLINT(clang-analyzer-core.NullDereference): is loaded */
-        .vocab = app->info->vocab,
-        .longest_token = app->longest_token,
+        .max_total_tokens = x->served->info->max_total_tokens,
+        .vocab = x->served->info->vocab,
+        .longest_token = x->served->longest_token,
     };
     req->user = x;
     req->on_answer = on_answer;
     req->on_close = on_close;
     if (req->body_len > BODY_INLINE) {
         http_take_body(req, &x->body);
-        bridge_work(app->bridge, x->client, work_read, after_read, x); /* takes over this reference */
+        bridge_work(x->served->bridge, x->client, work_read, after_read, x); /* takes over this reference */
         return;
     }
     x->status = generate_params_parse(&x->params, route, &x->limits, req->body, req->body_len, &x->err);
@@ -514,8 +521,8 @@ void api_generate(struct http_req *req)
 /* POST / accepts three kinds of bodies. */
 static void handle_root(struct http_req *req, enum embed_shape shape)
 {
-    const struct app *app = req->app;
-    const struct embedder *m = app->info ? app->info->embedder : NULL;
+    const struct engine_info *info = served_model_of(req)->info;
+    const struct embedder *m = info ? info->embedder : NULL;
     if (m && m->classifies) {
         api_predict_root(req);
         return;

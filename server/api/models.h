@@ -8,6 +8,7 @@
 
 struct app;
 struct engine_info;
+struct served_model;
 struct settings;
 
 struct model_choice {
@@ -20,8 +21,10 @@ struct model_choice {
 char *models_base_name(const struct settings *, const struct engine_info *);
 /* @return whether the base model is served under this name; no adapter may have it. */
 bool models_is_base(const struct settings *, const struct engine_info *, const char *name);
-/* NULL and "" mean the base model; so do "tgi" and "dummy", which Hugging Face's clients send, and with
+/* Of the served model.  NULL and "" mean the base model; so do "tgi" and "dummy", which Hugging Face's clients send,
+ * and with
  * --accept-any-model every unknown name.  @return false with the known names in *e, to be answered with 404. */
-bool models_find(const struct app *, const char *name, struct model_choice *, struct err *e);
+bool models_find(const struct app *, const struct served_model *, const char *name, struct model_choice *,
+                 struct err *e);
 
 #endif

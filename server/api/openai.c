@@ -19,6 +19,7 @@
 #include "server/api/models.h"
 #include "server/api/request_fields.h"
 #include "server/api/routes.h"
+#include "server/api/served_model.h"
 #include "server/api/store_request.h"
 #include "server/bridge/bridge.h"
 #include "server/bridge/encode.h"
@@ -109,7 +110,7 @@ static int submit_prompt(struct exchange *x, int p, struct err *e)
         x->config.thinking = v->thinking;
         choice_init(&seq->choice, &x->config, v->echo.data, v->echo.len);
         r.sampling.seed = seed_derive(seed, i);
-        seq->gen = bridge_submit(x->app->bridge, &r, x->handle, x->req,
+        seq->gen = bridge_submit(x->served->bridge, &r, x->handle, x->req,
                                  x->params.stream ? exchange_on_stream : exchange_on_gather, seq, e);
         if (!seq->gen) return e->code;
     }
@@ -193,7 +194,7 @@ static void on_compiled(void *arg, struct grammar *g, const struct err *e)
 static int tokenize(struct exchange *x, const char *text, size_t n, bool special, struct prepared *out)
 {
     struct tokens t = {0};
-    int rc = encode_reserved(engine_tokenizer(x->app->engine), text, n, special ? TOKENIZE_SPECIAL : 0, &t, &x->held,
+    int rc = encode_reserved(engine_tokenizer(x->served->engine), text, n, special ? TOKENIZE_SPECIAL : 0, &t, &x->held,
                              &x->failed);
     out->n = rc ? 0 : t.n;
     out->ids = mem_array(out->n + 1, sizeof *out->ids);
@@ -212,7 +213,7 @@ static void keep_last(struct prepared *v, size_t n)
 
 static void prepare_prompt(struct exchange *x, const struct openai_prompt *p, struct prepared *out)
 {
-    const struct tokenizer *tk = engine_tokenizer(x->app->engine);
+    const struct tokenizer *tk = engine_tokenizer(x->served->engine);
     const cJSON *id = p->ids;
     if (p->text) {
         if (tokenize(x, p->text, p->len, x->params.add_special, out)) return;
@@ -230,7 +231,7 @@ static void prepare_prompt(struct exchange *x, const struct openai_prompt *p, st
 
 static void prepare_chat(struct exchange *x, struct prepared *out)
 {
-    const struct chat_format *chat = &x->app->chat;
+    const struct chat_format *chat = &x->served->chat;
     struct buf page = {0};
     buf_str(&page, "");
     /* a template writes the begin-of-text token itself */
@@ -248,7 +249,7 @@ static void prepare_tools(struct exchange *x)
     bool asked = x->params.constraint.kind != CONSTRAINT_NONE;
     x->failed_param = asked ? "tool_choice" : "tools";
     if (x->params.tools && !reserve(&copies, 2 * json_reserved(x->params.tree), "the tools", &x->failed)) return;
-    chat_tool_constraint(&x->app->chat, &x->params, &x->params.constraint, &x->failed);
+    chat_tool_constraint(&x->served->chat, &x->params, &x->params.constraint, &x->failed);
     reservation_free(&copies);
 }
 
@@ -292,7 +293,7 @@ static void on_prepared(void *arg)
     } else if (wanted) {
         x->asked = clock_now();
         struct grammar_cache_job *job =
-            grammar_cache_compile(x->app->grammar_cache, client_id(x->req), &x->params.constraint, on_compiled, x);
+            grammar_cache_compile(x->served->grammar_cache, client_id(x->req), &x->params.constraint, on_compiled, x);
         if (job) x->compiling = job; /* otherwise on_compiled has already run */
     }
     exchange_unref(x);
@@ -314,7 +315,7 @@ static void make_id(struct exchange *x)
         .route = x->route,
         .params = &x->params,
         .id = x->id,
-        .fingerprint = x->app->fingerprint,
+        .fingerprint = x->served->fingerprint,
         .created = (int64_t)time(NULL),
     };
 }
@@ -322,10 +323,10 @@ static void make_id(struct exchange *x)
 /* Finds the model and checks that it supports chat.  @return true when the exchange may continue. */
 static bool find_model(struct exchange *x)
 {
-    const struct chat_format *chat = &x->app->chat;
+    const struct chat_format *chat = &x->served->chat;
     struct model_choice m;
     struct err e = {0};
-    if (!models_find(x->app, x->params.model, &m, &e)) {
+    if (!models_find(x->app, x->served, x->params.model, &m, &e)) {
         exchange_reply_error(x, 404, "model_not_found", "model", e.msg);
         return false;
     }
@@ -333,7 +334,7 @@ static bool find_model(struct exchange *x)
     x->params.gen.adapter = m.adapter;
     x->config = (struct choice_config){
         .params = &x->params,
-        .tokenizer = engine_tokenizer(x->app->engine),
+        .tokenizer = engine_tokenizer(x->served->engine),
         .route = x->route,
     };
     if (x->route == OPENAI_COMPLETIONS) return true;
@@ -366,7 +367,7 @@ static void begin(struct exchange *x)
         prepare(x);
         on_prepared(x);
     } else {
-        bridge_work(x->app->bridge, x->client, prepare, on_prepared, x);
+        bridge_work(x->served->bridge, x->client, prepare, on_prepared, x);
     }
 }
 
@@ -426,9 +427,11 @@ static void handle(struct http_req *req, enum openai_route route, enum style sty
     if (style == STYLE_COUNT && admission_refuses(req, &(struct admission_light_request){.works = true})) return;
     if (style != STYLE_COUNT && !(handle = admission_enter(req))) return;
     struct exchange *x = mem_zalloc(sizeof *x);
-    int places = app->info->max_seqs + app->set->max_queue; /* all sequences are queued at once */
+    struct served_model *m = served_model_of(req);
+    int places = m->info->max_seqs + app->set->max_queue; /* all sequences are queued at once */
     *x = (struct exchange){.refs = 2,
                            .app = app,
+                           .served = m,
                            .req = req,
                            .handle = handle,
                            .client = client_id(req),
@@ -438,8 +441,8 @@ static void handle(struct http_req *req, enum openai_route route, enum style sty
     x->limits = (struct openai_limits){
         .max_stop = app->set->max_stop_sequences,
         .max_choices = app->set->max_choices < places ? app->set->max_choices : places,
-        .longest_token = app->longest_token,
-        .info = app->info,
+        .longest_token = m->longest_token,
+        .info = m->info,
         .messages = style == STYLE_MESSAGES || style == STYLE_COUNT,
         .at_most = style != STYLE_OPENAI,
     };
@@ -448,7 +451,7 @@ static void handle(struct http_req *req, enum openai_route route, enum style sty
     req->on_close = on_close;
     if (req->body_len > BODY_INLINE) {
         http_take_body(req, &x->body);
-        bridge_work(app->bridge, x->client, work_read, after_read, x); /* takes over this reference */
+        bridge_work(x->served->bridge, x->client, work_read, after_read, x); /* takes over this reference */
         return;
     }
     read_fields(x, req->body, req->body_len);

@@ -18,6 +18,7 @@ struct admission_handle;
 struct app;
 struct gen;
 struct grammar_cache_job;
+struct served_model;
 
 /* whose convention an answer follows */
 enum style { STYLE_OPENAI, STYLE_RESPONSES, STYLE_MESSAGES, STYLE_COUNT /* of tokens: nothing is generated */ };
@@ -44,6 +45,7 @@ struct prepared {
 struct exchange {
     int refs; /* the open http exchange, running callbacks, work on the pool */
     struct app *app;
+    struct served_model *served;
     struct http_req *req; /* NULL once closed */
     struct admission_handle *handle;
     _Atomic bool gone; /* the pool's flag: closed, or past its deadline */

@@ -4,6 +4,7 @@
 #include "engine/base/mem.h"
 #include "server/access/admission.h"
 #include "server/api/app.h"
+#include "server/api/served_model.h"
 #include "server/api/store_request.h"
 #include "server/bridge/bridge.h"
 #include "server/metrics/metrics.h"
@@ -136,7 +137,7 @@ static void reply_whole(struct exchange *x)
         return;
     }
     x->refs++; /* until after_render */
-    bridge_render(x->app->bridge, x->client, bytes, work_render, after_render, x);
+    bridge_render(x->served->bridge, x->client, bytes, work_render, after_render, x);
 }
 
 void exchange_on_gather(void *arg, const struct event *ev, const struct event_batch *batch)

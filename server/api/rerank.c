@@ -4,6 +4,7 @@
 #include "server/api/embed_exchange.h"
 #include "server/api/routes.h"
 #include "server/api/scores.h"
+#include "server/api/served_model.h"
 
 #include <stdlib.h>
 
@@ -60,7 +61,7 @@ static void write_pairs(struct buf *out, const struct embed_params *p, const str
 static void answer(struct embed_exchange *x)
 {
     struct buf out = {0};
-    write_pairs(&out, &x->params, x->app->info->embedder, x->values, x->model.name, x->n_tokens);
+    write_pairs(&out, &x->params, x->served->info->embedder, x->values, x->model.name, x->n_tokens);
     embed_reply_whole(x, &out);
 }
 

@@ -14,6 +14,7 @@
 #include "server/api/app.h"
 #include "server/api/request_body.h"
 #include "server/api/routes.h"
+#include "server/api/served_model.h"
 #include "server/bridge/bridge.h"
 #include "server/bridge/encode.h"
 #include "server/json/json.h"
@@ -34,6 +35,7 @@ enum {
 struct exchange {
     struct http_req *req; /* NULL once closed */
     const struct app *app;
+    struct served_model *served;
     _Atomic bool gone; /* closed, for the pool */
     bool working;      /* the pool or the handler uses it, so on_close must not free it */
     struct http_body body;
@@ -117,13 +119,14 @@ static void begin(struct http_req *req, void (*read)(struct exchange *, struct j
     struct app *app = req->app;
     if (admission_refuses(req, &(struct admission_light_request){.works = true})) return;
     struct exchange *x = mem_zalloc(sizeof *x);
-    *x = (struct exchange){.req = req, .app = app, .read = read, .write = write, .working = true};
+    *x = (struct exchange){
+        .req = req, .app = app, .served = served_model_of(req), .read = read, .write = write, .working = true};
     http_take_body(req, &x->body);
     x->body_len = x->body.len;
     req->user = x;
     req->on_close = on_close;
     if (x->body.len > TOKENIZE_INLINE_BYTES) {
-        bridge_work(app->bridge, client_id(req), work, after, x);
+        bridge_work(x->served->bridge, client_id(req), work, after, x);
     } else {
         work(x);
         after(x);
@@ -185,9 +188,9 @@ static bool write_vllm(void *arg, struct buf *out)
 {
     struct exchange *x = arg;
     const struct tokens *t = &x->tokens;
-    const struct tokenizer *tk = engine_tokenizer(x->app->engine);
+    const struct tokenizer *tk = engine_tokenizer(x->served->engine);
     if (!x->stage && !x->next)
-        buf_printf(out, "{\"max_model_len\":%d,\"count\":%zu,\"tokens\":[", x->app->info->max_total_tokens, t->n);
+        buf_printf(out, "{\"max_model_len\":%d,\"count\":%zu,\"tokens\":[", x->served->info->max_total_tokens, t->n);
     for (; !x->stage && x->next < t->n && out->len < REPLY_CHUNK_BYTES; x->next++) {
         if (x->next) buf_char(out, ',');
         buf_decimal(out, t->v[x->next].id);
@@ -219,7 +222,7 @@ static bool write_tokens(void *arg, struct buf *out)
 static void encode(struct exchange *x, const char *text, size_t n, bool special)
 {
     struct err e = {0};
-    int rc = encode_reserved(engine_tokenizer(x->app->engine), text, n, special ? TOKENIZE_SPECIAL : 0, &x->tokens,
+    int rc = encode_reserved(engine_tokenizer(x->served->engine), text, n, special ? TOKENIZE_SPECIAL : 0, &x->tokens,
                              &x->held, &e);
     if (rc) err_set(&x->e, rc, "%s%s", reservation_status(&e, 0) ? "" : "tokenizer error ", e.msg);
 }
@@ -228,7 +231,7 @@ static void encode(struct exchange *x, const char *text, size_t n, bool special)
 static bool read_chat(struct exchange *x, struct json_at *top, const cJSON *messages, struct chat_input *in,
                       bool *special)
 {
-    const struct chat_format *chat = &x->app->chat;
+    const struct chat_format *chat = &x->served->chat;
     *special = false;
     in->add_generation_prompt = true;
     json_get_bool(top, "continue_final_message", &in->continue_final_message);
@@ -257,7 +260,8 @@ static void tokenize_chat(struct exchange *x, struct json_at *top, const cJSON *
     x->vllm = true;
     if (!read_chat(x, top, messages, &in, &special)) return;
     buf_str(&page, "");
-    if (chat_render_input(&x->app->chat, &in, x->body_len, &page, &x->e) == 0) encode(x, page.data, page.len, special);
+    if (chat_render_input(&x->served->chat, &in, x->body_len, &page, &x->e) == 0)
+        encode(x, page.data, page.len, special);
     buf_free(&page);
 }
 
@@ -322,16 +326,16 @@ static int32_t *read_list(struct json_at *top, int vocab, size_t most, size_t *n
 
 static void read_ids(struct exchange *x, struct json_at *top)
 {
-    const struct app *app = x->app;
+    const struct served_model *m = x->served;
     struct reservation held = {0};
     bool skip = false;
-    size_t n = 0, context = (size_t)app->info->max_total_tokens, most = DETOKENIZE_BYTES / app->longest_token;
+    size_t n = 0, context = (size_t)m->info->max_total_tokens, most = DETOKENIZE_BYTES / m->longest_token;
     if (!is_object(top, "tokens")) return;
     json_get_bool(top, "skip_special_tokens", &skip);
-    int32_t *ids = top->e->code ? NULL : read_list(top, app->info->vocab, most > context ? most : context, &n, &held);
+    int32_t *ids = top->e->code ? NULL : read_list(top, m->info->vocab, most > context ? most : context, &n, &held);
     /* twice: the buffer doubles */
-    if (ids && reserve(&x->held, 2 * n * app->longest_token + 16, "the text", top->e)) {
-        tokenizer_decode(engine_tokenizer(app->engine), ids, n, skip, &x->text);
+    if (ids && reserve(&x->held, 2 * n * m->longest_token + 16, "the text", top->e)) {
+        tokenizer_decode(engine_tokenizer(m->engine), ids, n, skip, &x->text);
         if (x->text.cap < x->held.bytes) reservation_shrink(&x->held, x->held.bytes - x->text.cap);
     }
     free(ids);

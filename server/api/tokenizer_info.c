@@ -8,8 +8,8 @@
 #include "engine/files/model_file.h"
 #include "engine/serve/engine.h"
 #include "server/access/admission.h"
-#include "server/api/app.h"
 #include "server/api/routes.h"
+#include "server/api/served_model.h"
 #include "server/config/settings.h"
 #include "server/json/json.h"
 #include "server/net/http.h"
@@ -69,32 +69,32 @@ static void set_token(cJSON *info, const cJSON *map, const char *name, const str
     set_item(info, name, text ? cJSON_CreateString(text) : cJSON_CreateNull());
 }
 
-void tokenizer_info_load(struct app *app, struct engine *engine)
+void tokenizer_info_load(const struct settings *set, struct served_model *m, struct engine *engine)
 {
-    const struct engine_info *m = engine_info(engine);
+    const struct engine_info *i = engine_info(engine);
     const struct tokenizer *tk = engine_tokenizer(engine);
-    cJSON *info = read_object(settings_model_dir(app->set), "tokenizer_config.json");
-    cJSON *map = read_object(settings_model_dir(app->set), "special_tokens_map.json");
+    cJSON *info = read_object(settings_model_dir(set), "tokenizer_config.json");
+    cJSON *map = read_object(settings_model_dir(set), "special_tokens_map.json");
     size_t n;
-    const char *source = chat_template_source(app->chat.template, &n);
+    const char *source = chat_template_source(m->chat.template, &n);
     flatten_tokens(info);
     flatten_tokens(map);
     cJSON_DeleteItemFromObjectCaseSensitive(info, "vocab_file"); /* paths on the machine that saved it */
     cJSON_DeleteItemFromObjectCaseSensitive(info, "merges_file");
     set_token(info, map, "bos_token", tk, -1);
-    set_token(info, map, "eos_token", tk, m->n_eos ? m->eos[0] : -1);
+    set_token(info, map, "eos_token", tk, i->n_eos ? i->eos[0] : -1);
     set_token(info, map, "pad_token", tk, -1);
     if (!cJSON_IsString(cJSON_GetObjectItemCaseSensitive(info, "tokenizer_class")))
         set_item(info, "tokenizer_class", cJSON_CreateString("PreTrainedTokenizerFast"));
     set_item(info, "chat_template", source ? cJSON_CreateString(source) : cJSON_CreateNull());
-    json_put_value(&app->tokenizer_info, info, ",", ":");
+    json_put_value(&m->tokenizer_info, info, ",", ":");
     cJSON_Delete(info);
     cJSON_Delete(map);
 }
 
 void api_tokenizer_info(struct http_req *req)
 {
-    struct app *app = req->app;
     if (admission_refuses(req, NULL)) return;
-    http_reply(req, 200, "application/json", app->tokenizer_info.data, app->tokenizer_info.len);
+    const struct buf *out = &served_model_of(req)->tokenizer_info;
+    http_reply(req, 200, "application/json", out->data, out->len);
 }

@@ -2,10 +2,11 @@
 #ifndef TANDEM_SERVER_API_TOKENIZER_INFO_H
 #define TANDEM_SERVER_API_TOKENIZER_INFO_H
 
-struct app;
 struct engine;
+struct served_model;
+struct settings;
 
 /* Builds the route's answer.  Pool thread, once, after chat_open. */
-void tokenizer_info_load(struct app *, struct engine *);
+void tokenizer_info_load(const struct settings *, struct served_model *, struct engine *);
 
 #endif

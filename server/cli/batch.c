@@ -8,6 +8,7 @@
 #include "server/access/admission.h"
 #include "server/api/adapter_dir.h"
 #include "server/api/app.h"
+#include "server/api/served_model.h"
 #include "server/bridge/bridge.h"
 #include "server/cli/cmd.h"
 #include "server/cli/find_model.h"
@@ -32,6 +33,7 @@ enum { LINE_SECONDS = 10 }; /* between two lines of progress, where they are no 
 
 struct offline {
     struct app app;
+    struct served_model model; /* app.model */
     uv_loop_t loop;
     uv_signal_t signals[2];
     const char *out;
@@ -83,7 +85,8 @@ static void opened(void *arg, const struct batch_progress *p)
 static void on_bridge_closed(void *arg)
 {
     struct offline *o = arg;
-    serve_model_clear(&o->app);
+    serve_model_clear(&o->app, o->app.model);
+    admission_close(o->app.background);
 }
 
 static void on_server_closed(void *arg)
@@ -101,7 +104,8 @@ static void over(void *arg, enum batch_end end, const struct batch_progress *p, 
     o->end = end;
     o->e = *e;
     if (o->begun) o->now = *p;
-    if (engine_lost(o->app.engine)) _exit(report(o)); /* closing the engine would ask the device for its memory */
+    if (engine_lost(o->app.model->engine))
+        _exit(report(o)); /* closing the engine would ask the device for its memory */
     for (int i = 0; i < 2; i++) uv_close((uv_handle_t *)&o->signals[i], NULL);
     o->app.state = SERVING_DRAINING;
     http_server_close(o->app.http, on_server_closed, o);
@@ -149,7 +153,7 @@ static struct engine *open_engine(struct app *app, struct err *e)
     struct hub_session c;
     cfg.max_queue = 2 * (cfg.max_queue + cfg.max_seqs); /* as many as admission lets in */
     cfg.max_prefill_tokens = cfg.max_batch_tokens;      /* nobody waits for a next token */
-    if (chat_open(&app->chat, app->set, e)) return NULL;
+    if (chat_open(&app->model->chat, app->set, e)) return NULL;
     struct engine *engine = engine_open(&cfg, e);
     if (!engine) return NULL;
     hub_session_open(&c);
@@ -191,7 +195,7 @@ static int open_app(struct offline *o, struct engine *engine, struct err *e)
     app->bridge = bridge_open(&o->loop, &app->metrics);
     int rc = bridge_start(app->bridge, engine, app->set->max_queue + app->set->max_seqs, e);
     if (rc) return rc;
-    serve_model_set(app, engine);
+    serve_model_set(app, app->model, app->bridge, engine);
     bridge_on_lost(app->bridge, on_lost, o);
     app->state = SERVING_READY;
     admission_state(app->background, SERVING_READY);
@@ -203,6 +207,7 @@ static int answer_file(const struct settings *set, const char *in, const char *o
     static struct offline o;
     struct err e = {0};
     o.app.set = set;
+    o.app.model = &o.model;
     o.out = out;
     o.bar = isatty(STDERR_FILENO);
     struct engine *engine = open_engine(&o.app, &e);

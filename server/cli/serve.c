@@ -17,6 +17,7 @@
 #include "server/access/credentials.h"
 #include "server/api/adapter_dir.h"
 #include "server/api/app.h"
+#include "server/api/served_model.h"
 #include "server/api/tokenizer_info.h"
 #include "server/bridge/bridge.h"
 #include "server/cli/cmd.h"
@@ -58,6 +59,7 @@ enum { GRACE_MS = 1000, STOP_MS = 20000 };
 
 struct server {
     struct app app;
+    struct served_model model; /* app.model */
     struct settings *settings; /* app.set; work_load writes where the model is, before anything reads it */
     uv_loop_t loop;
     uv_signal_t sigterm, sigint, sighup;
@@ -114,7 +116,7 @@ static void work_load(uv_work_t *w)
     cfg.max_queue = 5 * (cfg.max_queue + cfg.max_seqs);
     cfg.record_steps = true;
     jobs_list_uploads(s->app.jobs);
-    if (chat_open(&s->app.chat, s->app.set, &s->load_error)) return;
+    if (chat_open(&s->app.model->chat, s->app.set, &s->load_error)) return;
     s->template_seconds = seconds_since(start);
     s->loaded = engine_open(&cfg, &s->load_error);
     start = clock_now();
@@ -122,14 +124,14 @@ static void work_load(uv_work_t *w)
         engine_close(s->loaded);
         s->loaded = NULL;
     }
-    if (s->loaded) tokenizer_info_load(&s->app, s->loaded);
+    if (s->loaded) tokenizer_info_load(s->app.set, s->app.model, s->loaded);
     s->adapters_seconds = seconds_since(start);
 }
 
 static void note_startup(struct server *s)
 {
     struct metrics *m = &s->app.metrics;
-    const struct engine_info *i = s->app.info;
+    const struct engine_info *i = s->app.model->info;
     metrics_startup(m, STARTUP_TEMPLATE, s->template_seconds);
     metrics_startup(m, STARTUP_WEIGHTS, i->weights_seconds);
     metrics_startup(m, STARTUP_TOKENIZER, i->tokenizer_seconds);
@@ -149,7 +151,7 @@ static void set_state(struct server *s, enum serving_state state)
 /* Sets the memory budget of requests; before the model is loaded, without its size. */
 static void set_request_memory(const struct app *app)
 {
-    const struct engine_info *i = app->info;
+    const struct engine_info *i = app->model->info;
     size_t model = i && !i->device_budget ? i->weight_bytes + i->kv_bytes : 0, asked = app->set->request_memory;
     reservation_budget(asked ? asked : process_request_memory(model));
 }
@@ -158,10 +160,10 @@ static void set_request_memory(const struct app *app)
 static void set_ready(struct server *s)
 {
     struct app *app = &s->app;
-    serve_model_set(app, s->loaded);
+    serve_model_set(app, app->model, app->bridge, s->loaded);
     set_request_memory(app);
     set_state(s, SERVING_READY);
-    watchdog_engine(app->watchdog, app->engine);
+    watchdog_engine(app->watchdog, app->model->engine);
     watchdog_ready(app->watchdog);
     http_server_accept(app->http);
     crash_modules();
@@ -195,7 +197,7 @@ static void after_load(uv_work_t *w, int status)
     evaluations_ready(s->app.evaluations);
     char url[SERVE_URL];
     serve_url(url, s->app.set, s->host, http_server_port(s->app.http));
-    sd_notify_status("serving %s on %s", s->app.info->model_id, url);
+    sd_notify_status("serving %s on %s", s->app.model->info->model_id, url);
     sd_notify_ready();
     if (log_get_format() == LOG_JSON) {
         serve_report_log(&s->app, url);
@@ -207,7 +209,7 @@ static void after_load(uv_work_t *w, int status)
             "try        curl -N %s%s/generate -d "
             "'{\"inputs\":\"Once upon a time\",\"parameters\":{\"max_new_tokens\":60},\"stream\":true}'\n",
             url, s->app.credentials.keys ? "-H \"Authorization: Bearer $KEY\" " : "", url);
-    log_info("ready model=%s url=%s", s->app.info->model_id, url);
+    log_info("ready model=%s url=%s", s->app.model->info->model_id, url);
 }
 
 /* ---- stopping -------------------------------------------------------------------------------------------------- */
@@ -216,9 +218,10 @@ static void on_bridge_closed(void *arg)
 {
     struct server *s = arg;
     alarm(0);
-    serve_model_clear(&s->app);
+    serve_model_clear(&s->app, s->app.model);
+    admission_close(s->app.admission);
+    admission_close(s->app.background);
     device_watch_close(s->app.device_watch);
-    buf_free(&s->app.tokenizer_info);
     watchdog_close(s->app.watchdog);
     uv_timer_stop(&s->drain_timer);
     uv_close((uv_handle_t *)&s->drain_timer, NULL); /* nothing is left in the loop: uv_run returns */
@@ -488,6 +491,7 @@ int cmd_serve(int argc, char **argv)
     if (cmd_settings(&set, CMD_SERVE, argc, argv, usage, about, &status)) {
         static struct server s;
         s.app.set = s.settings = &set;
+        s.app.model = &s.model;
         s.started = clock_now();
         s.reload = (struct reload){.app = &s.app, .live = &set, .argc = argc, .argv = argv};
         service_begin(&set);

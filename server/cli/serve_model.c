@@ -4,6 +4,7 @@
 #include "server/access/admission.h"
 #include "server/api/app.h"
 #include "server/api/models.h"
+#include "server/api/served_model.h"
 #include "server/bridge/grammar_cache.h"
 
 #include <stdio.h>
@@ -22,38 +23,39 @@ static size_t longest_spelling(const struct tokenizer *t)
 }
 
 /* FNV-1a of everything that can change the text generated for a request. */
-static void set_fingerprint(struct app *app)
+static void set_fingerprint(struct served_model *m)
 {
-    const struct engine_info *i = app->info;
+    const struct engine_info *i = m->info;
     const char *parts[] = {TANDEM_VERSION, i->model_id, i->family, i->weight_type, i->kv_type};
-    uint64_t h = UINT64_C(0xcbf29ce484222325) ^ chat_template_identity(app->chat.template) ^ i->parameters;
+    uint64_t h = UINT64_C(0xcbf29ce484222325) ^ chat_template_identity(m->chat.template) ^ i->parameters;
     for (size_t k = 0; k < sizeof parts / sizeof *parts; k++)
         for (const char *p = parts[k]; *p; p++) h = (h ^ (unsigned char)*p) * UINT64_C(0x100000001b3);
-    snprintf(app->fingerprint, sizeof app->fingerprint, "fp_%010llx", (unsigned long long)(h >> 24));
+    snprintf(m->fingerprint, sizeof m->fingerprint, "fp_%010llx", (unsigned long long)(h >> 24));
 }
 
-void serve_model_set(struct app *app, struct engine *engine)
+void serve_model_set(struct app *app, struct served_model *m, struct bridge *bridge, struct engine *engine)
 {
-    app->engine = engine;
-    app->info = engine_info(engine);
-    app->longest_token = longest_spelling(engine_tokenizer(engine));
-    app->model_name = models_base_name(app->set, app->info);
-    app->ready_time = (int64_t)time(NULL);
-    app->grammar_cache = grammar_cache_new(app->bridge, engine_tokenizer(engine));
+    m->engine = engine;
+    m->bridge = bridge;
+    m->info = engine_info(engine);
+    m->longest_token = longest_spelling(engine_tokenizer(engine));
+    m->name = models_base_name(app->set, m->info);
+    m->ready_time = (int64_t)time(NULL);
+    m->grammar_cache = grammar_cache_new(bridge, engine_tokenizer(engine));
     if (app->admission) admission_engine(app->admission, engine);
     admission_engine(app->background, engine);
-    set_fingerprint(app);
+    set_fingerprint(m);
 }
 
-void serve_model_clear(struct app *app)
+void serve_model_clear(struct app *app, struct served_model *m)
 {
-    app->engine = NULL;
-    app->info = NULL;
+    m->engine = NULL;
+    m->bridge = NULL;
+    m->info = NULL;
     if (app->admission) admission_engine(app->admission, NULL);
     admission_engine(app->background, NULL);
-    grammar_cache_free(app->grammar_cache);
-    if (app->admission) admission_close(app->admission);
-    admission_close(app->background);
-    chat_close(&app->chat);
-    free(app->model_name);
+    grammar_cache_free(m->grammar_cache);
+    chat_close(&m->chat);
+    buf_free(&m->tokenizer_info);
+    free(m->name);
 }

@@ -5,6 +5,7 @@
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
 #include "server/api/app.h"
+#include "server/api/served_model.h"
 #include "server/config/settings.h"
 #include "server/memory/reservation.h"
 
@@ -24,11 +25,11 @@ static void print_bytes(char out[static 24], size_t bytes)
 /* a line, or nothing when there are none */
 static void print_adapters(const struct app *app, char out[static 120])
 {
-    const struct engine_info *i = app->info;
+    const struct engine_info *i = app->model->info;
     struct adapter_info *v = mem_array((size_t)i->max_adapters, sizeof *v);
     char size[24];
     size_t bytes = 0;
-    int n = engine_adapters_list(app->engine, v, i->max_adapters);
+    int n = engine_adapters_list(app->model->engine, v, i->max_adapters);
     for (int k = 0; k < n; k++) bytes += v[k].bytes;
     print_bytes(size, bytes);
     out[0] = 0;
@@ -39,7 +40,7 @@ static void print_adapters(const struct app *app, char out[static 120])
 /* Formats the memory use of a device with its own memory, by part; "" for others. */
 static void print_memory(const struct app *app, char out[static 240])
 {
-    const struct engine_info *i = app->info;
+    const struct engine_info *i = app->model->info;
     char budget[24], all[24], weights[24], kv[24], work[24], rest[24];
     print_bytes(budget, i->device_budget);
     print_bytes(all, i->device_bytes);
@@ -57,7 +58,7 @@ static void print_memory(const struct app *app, char out[static 240])
 
 void serve_report_print(const struct app *app, uint64_t started)
 {
-    const struct engine_info *i = app->info;
+    const struct engine_info *i = app->model->info;
     char weights[24], kv[24], requests[24], adapters[120], memory[240];
     struct reservation_stats held;
     reservation_stats(&held);
@@ -92,7 +93,7 @@ void serve_url(char out[static SERVE_URL], const struct settings *set, const cha
 
 void serve_report_log(const struct app *app, const char *url)
 {
-    const struct engine_info *i = app->info;
+    const struct engine_info *i = app->model->info;
     struct log_line l;
     struct reservation_stats held;
     reservation_stats(&held);

@@ -2,6 +2,7 @@
  * functions with a db parameter run on the store thread. */
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
+#include "server/api/served_model.h"
 #include "server/api/store_request.h"
 #include "server/jobs/api_train.h"
 #include "server/jobs/evaluation_db.h"
@@ -40,9 +41,9 @@ static bool check_data(struct store_request *c, struct db *db, const struct data
 static bool check_model(struct store_request *c, const struct evaluation_spec *s)
 {
     struct err e = {0};
-    bool good = engine_check_generates(c->app->engine, &e) == 0;
+    bool good = engine_check_generates(c->app->model->engine, &e) == 0;
     for (int i = 0; i < s->n_adapters && good; i++)
-        good = engine_adapter_check(c->app->engine, s->adapters[i], &e) == 0;
+        good = engine_adapter_check(c->app->model->engine, s->adapters[i], &e) == 0;
     if (!good) store_request_fail(c, 422, "validation", NULL, "%s", e.msg);
     return good;
 }

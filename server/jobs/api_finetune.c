@@ -5,6 +5,7 @@
 
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
+#include "server/api/served_model.h"
 #include "server/jobs/routes.h"
 #include "server/json/json.h"
 #include "server/json/names.h"
@@ -97,7 +98,7 @@ static void put_job(const struct db *db, struct buf *b, sqlite3_stmt *q, const s
         buf_str(b, "null");
     else
         buf_printf(b, "%lld", (long long)db_int(q, F_FINISHED) / 1000);
-    put_text(b, "model", db_null(q, F_MODEL) ? app->info->model_id : db_text(q, F_MODEL));
+    put_text(b, "model", db_null(q, F_MODEL) ? app->model->info->model_id : db_text(q, F_MODEL));
     put_text(b, "fine_tuned_model", succeeded ? db_text(q, F_SERVE_AS) : NULL);
     buf_str(b, ",\"organization_id\":\"tandem\",\"result_files\":[");
     if (!db_null(q, F_RESULT)) json_put_string(b, db_text(q, F_RESULT), strlen(db_text(q, F_RESULT)));
@@ -256,7 +257,7 @@ static cJSON *native_request(const struct asked *a, cJSON *native, const cJSON *
 
 static bool model_known(struct store_request *c, struct db *db, const char *model, bool *from)
 {
-    *from = strcmp(model, c->app->info->model_id) != 0;
+    *from = strcmp(model, c->app->model->info->model_id) != 0;
     if (!*from) return true;
     if (data_name_ok(model)) {
         char *dir = data_path(db->dir, "adapters", model), *config = data_path(dir, "adapter_config.json", NULL);
@@ -266,7 +267,7 @@ static bool model_known(struct store_request *c, struct db *db, const char *mode
         if (there) return true;
     }
     store_request_fail(c, 404, "model_not_found", "model", "The model `%.100s` does not exist; this server has %s",
-                       model, c->app->info->model_id);
+                       model, c->app->model->info->model_id);
     return false;
 }
 
@@ -331,7 +332,7 @@ static void create_from(struct store_request *c, struct db *db, struct json_at *
         return;
     }
     data_id(id, "job-");
-    make_name(name, c->app->info->model_id, a.suffix, id);
+    make_name(name, c->app->model->info->model_id, a.suffix, id);
     if (!seed)
         for (const char *p = id + 4; *p; p++) seed = (seed * 31 + (uint64_t)(unsigned char)*p) & 0x7fffffff;
     cJSON *request = native_request(&a, native, top->obj, name, from, seed);
@@ -589,7 +590,7 @@ static void checkpoints(struct store_request *c, struct db *db)
 
 static bool loaded(struct http_req *req)
 {
-    return ((struct app *)req->app)->info || !train_refuses(req, true);
+    return ((struct app *)req->app)->model->info || !train_refuses(req, true);
 }
 
 void api_finetune_list(struct http_req *req)

@@ -7,6 +7,7 @@
 #include "server/access/admission.h"
 #include "server/api/adapter_dir.h"
 #include "server/api/models.h"
+#include "server/api/served_model.h"
 #include "server/hub/hub.h"
 #include "server/hub/repo.h"
 #include "server/jobs/idempotency.h"
@@ -41,10 +42,10 @@ bool train_refuses(struct http_req *req, bool openai)
 
 struct train_limits train_limits_of(const struct app *app)
 {
-    return (struct train_limits){.model_id = app->info->model_id,
-                                 .weight_type = app->info->weight_type,
-                                 .max_model_len = app->info->max_model_len,
-                                 .max_lora_rank = app->info->max_lora_rank};
+    return (struct train_limits){.model_id = app->model->info->model_id,
+                                 .weight_type = app->model->info->weight_type,
+                                 .max_model_len = app->model->info->max_model_len,
+                                 .max_lora_rank = app->model->info->max_lora_rank};
 }
 
 /* ---- creating -------------------------------------------------------------------------------------------------- */
@@ -118,7 +119,7 @@ static bool check_data(struct store_request *c, struct db *db, struct data_spec 
 /* Names are unique: with two jobs of the same name it would be undefined whose result is served. */
 static bool check_names(struct store_request *c, struct db *db, const struct train_spec *s)
 {
-    if (s->serve_as && models_is_base(c->app->set, c->app->info, s->serve_as)) {
+    if (s->serve_as && models_is_base(c->app->set, c->app->model->info, s->serve_as)) {
         store_request_fail(c, 422, "validation", "serve_as", "serve_as: %s is the name of the model itself",
                            s->serve_as);
         return false;
@@ -173,7 +174,7 @@ bool train_create(struct store_request *c, struct db *db, const struct train_cre
     else
         data_id(id, "job-");
     if (!s->serve_as) s->serve_as = mem_strdup(id);
-    if (!s->base) s->base = mem_strdup(c->app->info->model_id);
+    if (!s->base) s->base = mem_strdup(c->app->model->info->model_id);
     if (c->path) job_data_remove(db->dir, c->path); /* left by an attempt whose transaction failed */
     free(c->path);
     c->path = mem_strdup(id);

@@ -4,6 +4,7 @@
 
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
+#include "server/api/served_model.h"
 #include "server/bridge/bridge.h"
 #include "server/config/settings.h"
 #include "server/jobs/job_data.h"
@@ -110,7 +111,7 @@ static void put_row(struct validation *v, const struct dataset *data, uint64_t i
     struct dataset_row row = dataset_row(data, i);
     struct dataset_preview p;
     struct buf *b = &v->preview;
-    dataset_preview(&row, engine_tokenizer(v->app->engine), &p);
+    dataset_preview(&row, engine_tokenizer(v->app->model->engine), &p);
     buf_printf(b, "%s{\"tokens\":%d,\"trained_tokens\":%d,\"segments\":[", i ? "," : "", row.n, row.n_trained);
     for (int k = 0; k < p.n; k++) {
         buf_printf(b, "%s{\"trained\":%s,\"tokens\":%d,\"text\":", k ? "," : "", p.v[k].trained ? "true" : "false",
@@ -135,9 +136,9 @@ static void work_validate(void *arg)
                                 .data = data,
                                 .eval = eval,
                                 .from = v->from,
-                                .base_name = v->app->info->base_name,
+                                .base_name = v->app->model->info->base_name,
                                 .model_dir = settings_model_dir(v->app->set)};
-        engine_train_plan(v->app->engine, &job, &v->plan, &v->plan_error);
+        engine_train_plan(v->app->model->engine, &job, &v->plan, &v->plan_error);
     }
     if (data) dataset_free(data);
     if (eval) dataset_free(eval);

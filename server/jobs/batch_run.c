@@ -8,6 +8,7 @@
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
 #include "server/api/app.h"
+#include "server/api/served_model.h"
 #include "server/config/settings.h"
 #include "server/json/json.h"
 #include "server/metrics/metrics.h"
@@ -287,7 +288,7 @@ static void pump(struct batch_run *r);
 /* @return whether the answer says nothing of the line, which is to be asked again. */
 static bool is_passing(const struct batch_run *r, struct task *t, int status)
 {
-    if (engine_lost(r->app->engine) || r->app->state != SERVING_READY) return status >= 500 || status == 0;
+    if (engine_lost(r->app->model->engine) || r->app->state != SERVING_READY) return status >= 500 || status == 0;
     if (status == 429 || status == 503) {
         if (!r->n_flying) t->refusals++;
         return r->job.deadline || t->refusals < ATTEMPTS_REFUSED;
@@ -531,7 +532,7 @@ static void after_open(uv_work_t *w, int status)
 /* Lines in flight: those that run, and as many that wait, so that a place that falls free is taken in the next step. */
 static int window_of(const struct app *app)
 {
-    int seqs = app->info->max_seqs, queue = app->set->max_queue;
+    int seqs = app->model->info->max_seqs, queue = app->set->max_queue;
     return seqs + (queue < seqs ? queue : seqs);
 }
 

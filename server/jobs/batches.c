@@ -7,6 +7,7 @@
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
 #include "server/api/app.h"
+#include "server/api/served_model.h"
 #include "server/config/settings.h"
 #include "server/jobs/batch_db.h"
 #include "server/jobs/batch_run.h"
@@ -320,7 +321,7 @@ static void over(void *arg, enum batch_end end, const struct batch_progress *p, 
     c->end = end;
     c->progress = *p;
     c->e = *e;
-    if (end == BATCH_HALTED && engine_lost(c->all->app->engine)) {
+    if (end == BATCH_HALTED && engine_lost(c->all->app->model->engine)) {
         running_over(c); /* what lost the device may be one of its lines, so it counts as a crash */
         return;
     }

@@ -9,6 +9,7 @@
 #include "engine/serve/engine.h"
 #include "server/access/client.h"
 #include "server/api/app.h"
+#include "server/api/served_model.h"
 #include "server/bridge/bridge.h"
 #include "server/config/settings.h"
 #include "server/jobs/evaluation_report.h"
@@ -152,7 +153,7 @@ static int read_rows(struct evaluation_run *r, struct err *e)
     size_t bytes = (size_t)st.st_size < EVALUATION_FILE_BYTES ? (size_t)st.st_size : EVALUATION_FILE_BYTES;
     if (!reserve(&r->held, 4 * bytes, "the rows of an evaluation", e)) return e->code;
     if (evaluation_rows_read(&r->rows, r->path, r->name, (size_t)r->task.spec->limit, e)) return e->code;
-    const struct chat_format *chat = &r->app->chat;
+    const struct chat_format *chat = &r->app->model->chat;
     for (size_t i = 0; i < r->rows.n && *chat->reason; i++)
         if (r->rows.v[i].messages) return err_set(e, ERR_INVALID, "messages: %s", chat->reason);
     return reserve_rows(r, e);
@@ -162,14 +163,14 @@ static int open_subjects(struct evaluation_run *r, struct err *e)
 {
     struct evaluation_spec *spec = r->task.spec;
     spec->options.model = settings_model_dir(r->app->set);
-    spec->options.chat = r->app->chat.template;
+    spec->options.chat = r->app->model->chat.template;
     for (int i = 0; i < 1 + spec->n_adapters; i++) {
         struct evaluation_subject *s = &r->subjects[i];
         const char *name = i ? spec->adapters[i - 1] : NULL;
         *s = (struct evaluation_subject){.name = i ? name : "base", .adapter = name, .quantize = "none"};
-        r->versions[i] = name ? adapter_version(r->app->engine, name) : 0;
-        if (name && engine_adapter_check(r->app->engine, name, e)) return e->code;
-        s->evaluation = evaluation_open(&r->rows, &spec->options, r->app->engine, name, e);
+        r->versions[i] = name ? adapter_version(r->app->model->engine, name) : 0;
+        if (name && engine_adapter_check(r->app->model->engine, name, e)) return e->code;
+        s->evaluation = evaluation_open(&r->rows, &spec->options, r->app->model->engine, name, e);
         if (!s->evaluation) return e->code;
         r->n_subjects++;
     }
@@ -244,7 +245,7 @@ static int report(struct evaluation_run *r, struct err *e)
     for (int i = 0; i < r->n_subjects; i++) {
         const char *adapter = r->subjects[i].adapter;
         evaluations[i] = r->subjects[i].evaluation;
-        if (adapter && adapter_version(r->app->engine, adapter) != r->versions[i])
+        if (adapter && adapter_version(r->app->model->engine, adapter) != r->versions[i])
             return err_set(e, ERR_INVALID, "the adapter %s was loaded anew, or removed, meanwhile", adapter);
     }
     size_t cells = (size_t)r->n_subjects * (size_t)evaluation_metrics(r->rows.kind, &names);
@@ -253,7 +254,7 @@ static int report(struct evaluation_run *r, struct err *e)
                                           .subjects = r->subjects,
                                           .n_subjects = r->n_subjects,
                                           .scores = scores,
-                                          .model = r->app->info->model_id,
+                                          .model = r->app->model->info->model_id,
                                           .resamples = spec->resamples,
                                           .seed = spec->seed};
     int rc = evaluation_compare(evaluations, r->n_subjects, spec->resamples, spec->seed, scores, e);
@@ -304,7 +305,7 @@ static void on_event(void *arg, const struct event *ev, const struct event_batch
     r->n_flying--;
     r->n_answered++;
     r->refused = false;
-    if (ev->finish == FINISH_ERROR && engine_lost(r->app->engine)) r->stopped = true;
+    if (ev->finish == FINISH_ERROR && engine_lost(r->app->model->engine)) r->stopped = true;
     pump(r);
 }
 
@@ -413,7 +414,7 @@ static void on_tick(uv_timer_t *t)
 /* Requests in flight: those that run, and as many that wait, as of a batch. */
 static int window_of(const struct app *app)
 {
-    int seqs = app->info->max_seqs, queue = app->set->max_queue;
+    int seqs = app->model->info->max_seqs, queue = app->set->max_queue;
     return seqs + (queue < seqs ? queue : seqs);
 }
 

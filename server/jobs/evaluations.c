@@ -7,6 +7,7 @@
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
 #include "server/api/app.h"
+#include "server/api/served_model.h"
 #include "server/config/settings.h"
 #include "server/jobs/evaluation_db.h"
 #include "server/jobs/evaluation_run.h"
@@ -195,7 +196,7 @@ static void on_over(void *arg, struct evaluation_outcome *out)
     c->results = out->results;
     out->results = (struct buf){0};
     bool halted = out->end == EVALUATION_HALTED;
-    if (halted && engine_lost(v->app->engine))
+    if (halted && engine_lost(v->app->model->engine))
         over(c); /* what lost the device may be one of its requests, so it counts as a crash */
     else if ((halted && c->halted) || (out->end == EVALUATION_FAILED && is_passing(v, c)))
         send_work(c, on_store_put_back, on_put_back);

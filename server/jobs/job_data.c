@@ -4,6 +4,7 @@
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
 #include "server/api/app.h"
+#include "server/api/served_model.h"
 #include "server/hub/hub.h"
 #include "server/json/json.h"
 #include "server/store/data_dir.h"
@@ -138,11 +139,11 @@ int job_data_open(const struct app *app, const char *job_id, const struct data_s
         .arg = hooks->arg,
     };
     /* the same code and template as serving, so that training prompts match those of requests */
-    const struct chat_format *chat = &app->chat;
+    const struct chat_format *chat = &app->model->chat;
     if (!rc && chat->broken) rc = err_set(e, ERR_INVALID, "%s", chat->reason);
     if (!rc)
-        rc = dataset_open_all(out, source, n, &options, engine_tokenizer(app->engine), chat->template,
-                              app->info->n_eos ? app->info->eos[0] : -1, report, e);
+        rc = dataset_open_all(out, source, n, &options, engine_tokenizer(app->model->engine), chat->template,
+                              app->model->info->n_eos ? app->model->info->eos[0] : -1, report, e);
     sources_free(source, n);
     free(cache);
     return rc;

@@ -6,6 +6,7 @@
 #include "engine/base/log.h"
 #include "engine/serve/engine.h"
 #include "server/api/adapters.h"
+#include "server/api/served_model.h"
 #include "server/config/settings.h"
 #include "server/jobs/job_data.h"
 #include "server/json/json.h"
@@ -94,7 +95,7 @@ void run_prepare(uv_work_t *w)
         .data = r->data,
         .eval = r->eval,
         .from = r->from,
-        .base_name = r->app->info->base_name,
+        .base_name = r->app->model->info->base_name,
         .model_dir = full ? settings_model_dir(r->app->set) : NULL,
         .dir = r->dir,
         .out = r->out,
@@ -143,7 +144,7 @@ void run_publish(uv_work_t *w)
         struct buf about = {0};
         char *path = file_join(r->out, "tandem.json");
         buf_printf(&about, "{\"job\":\"%s\",\"base\":", r->id);
-        json_put_string(&about, r->app->info->model_id, strlen(r->app->info->model_id));
+        json_put_string(&about, r->app->model->info->model_id, strlen(r->app->model->info->model_id));
         buf_str(&about, "}\n");
         if (data_write(path, about.data, about.len, &r->e) == 0) put_in_place(r);
         buf_free(&about);

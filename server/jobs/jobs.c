@@ -6,6 +6,7 @@
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
+#include "server/api/served_model.h"
 #include "server/config/settings.h"
 #include "server/jobs/batch_db.h"
 #include "server/jobs/evaluation_db.h"
@@ -131,10 +132,10 @@ static bool settle_wanted(struct db *db, int64_t seq, const char *wanted)
 static struct run *run_new(struct jobs *jobs, sqlite3_stmt *q, struct err *e)
 {
     struct run *r = mem_zalloc(sizeof *r);
-    struct train_limits lim = {.model_id = jobs->app->info->model_id,
-                               .weight_type = jobs->app->info->weight_type,
-                               .max_model_len = jobs->app->info->max_model_len,
-                               .max_lora_rank = jobs->app->info->max_lora_rank,
+    struct train_limits lim = {.model_id = jobs->app->model->info->model_id,
+                               .weight_type = jobs->app->model->info->weight_type,
+                               .max_model_len = jobs->app->model->info->max_model_len,
+                               .max_lora_rank = jobs->app->model->info->max_lora_rank,
                                .stored = true};
     r->jobs = jobs;
     r->app = jobs->app;
@@ -341,7 +342,7 @@ static void on_prepared(uv_work_t *w, int status)
         return;
     }
     r->phase = RUN_TRAINING;
-    if (engine_train_start(r->app->engine, &r->job, run_on_event, r, &e))
+    if (engine_train_start(r->app->model->engine, &r->job, run_on_event, r, &e))
         run_finish(r, JOB_FAILED, "training_failed", e.msg);
 }
 
@@ -411,7 +412,7 @@ void jobs_command(struct jobs *j, int64_t seq, enum train_command command)
     if (!r || r->seq != seq || j->stopping) return;
     r->wanted = command;
     if (command != TRAIN_GO_ON) atomic_store(&r->interrupted, true);
-    if (r->phase == RUN_TRAINING) engine_train_command(j->app->engine, command);
+    if (r->phase == RUN_TRAINING) engine_train_command(j->app->model->engine, command);
 }
 
 /* ---- a final state that cannot be written ------------------------------------------------------------------- */
@@ -485,7 +486,7 @@ void jobs_drain(struct jobs *j)
     atomic_store(&r->stopping, true);
     atomic_store(&r->interrupted, true);
     r->wanted = TRAIN_PAUSE;
-    if (r->phase == RUN_TRAINING) engine_train_command(j->app->engine, TRAIN_PAUSE);
+    if (r->phase == RUN_TRAINING) engine_train_command(j->app->model->engine, TRAIN_PAUSE);
 }
 
 void jobs_stop(struct jobs *j, void (*done)(void *), void *arg)

@@ -44,6 +44,7 @@ struct http_req {
     struct trace_parent trace;      /* from the header traceparent */
     struct request_note note;       /* filled by the handler for the log */
     const char *peer;               /* the client's address, as peer_address writes it (peer.h) */
+    void *model;                    /* the model chosen for it (api/served_model.h); NULL: the default one */
     const struct key *key;          /* the API key of the request, set by permit; NULL: none is required */
     bool background;                /* nobody waits for the answer (local.h): its waits are not counted as latency */
 

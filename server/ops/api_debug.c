@@ -6,6 +6,7 @@
 #include "engine/serve/engine.h"
 #include "server/access/admission.h"
 #include "server/api/app.h"
+#include "server/api/served_model.h"
 #include "server/bridge/bridge.h"
 #include "server/config/settings.h"
 #include "server/jobs/jobs.h"
@@ -56,8 +57,8 @@ static void put_server(struct buf *out, struct app *app)
 static void put_engine(struct buf *out, struct app *app, uint64_t now)
 {
     struct engine_stats s;
-    const struct engine_info *i = app->info;
-    engine_stats_read(app->engine, &s);
+    const struct engine_info *i = app->model->info;
+    engine_stats_read(app->model->engine, &s);
     buf_printf(out,
                ",\"engine\":{\"waiting\":%d,\"running\":%d,\"paused\":%d,\"max_queue\":%d,\"max_seqs\":%d,"
                "\"max_batch_tokens\":%d,\"steps\":%llu,\"failed_steps\":%llu,\"preemptions\":%llu",
@@ -116,7 +117,7 @@ static void put_requests(struct buf *out, struct app *app, uint64_t now)
 {
     struct gen_view *v = mem_array(REQUESTS_MAX, sizeof *v);
     struct seq_view *seqs = mem_array(ENGINE_SEQS_KEPT, sizeof *seqs);
-    int n = bridge_list(app->bridge, v, REQUESTS_MAX), n_seqs = engine_running(app->engine, seqs);
+    int n = bridge_list(app->bridge, v, REQUESTS_MAX), n_seqs = engine_running(app->model->engine, seqs);
     buf_str(out, ",\"requests\":[");
     for (int i = 0; i < n; i++) {
         if (i) buf_char(out, ',');
@@ -130,7 +131,7 @@ static void put_requests(struct buf *out, struct app *app, uint64_t now)
 static void put_adapters(struct buf *out, struct app *app)
 {
     struct adapter_info *v = mem_array(ADAPTERS_MAX, sizeof *v);
-    int n = engine_adapters_list(app->engine, v, ADAPTERS_MAX);
+    int n = engine_adapters_list(app->model->engine, v, ADAPTERS_MAX);
     buf_str(out, ",\"adapters\":[");
     for (int i = 0; i < n; i++) {
         buf_str(out, i ? ",{" : "{");
@@ -168,7 +169,7 @@ static void put_jobs(struct buf *out, struct app *app)
 static void put_steps(struct buf *out, struct app *app, uint64_t now)
 {
     struct step_record v[ENGINE_STEPS_KEPT];
-    int n = engine_last_steps(app->engine, v);
+    int n = engine_last_steps(app->model->engine, v);
     buf_str(out, ",\"last_steps\":[");
     for (int i = 0; i < n; i++) {
         const struct step_record *s = &v[i];
@@ -190,7 +191,7 @@ void api_debug_state(struct http_req *req)
     uint64_t now = clock_now();
     buf_char(&out, '{');
     put_server(&out, app);
-    if (app->engine && app->info) {
+    if (app->model->engine && app->model->info) {
         put_engine(&out, app, now);
         put_requests(&out, app, now);
         buf_str(&out, ",\"clients\":");

@@ -4,6 +4,7 @@
 #include "engine/serve/engine.h"
 #include "server/access/admission.h"
 #include "server/api/app.h"
+#include "server/api/served_model.h"
 #include "server/config/settings.h"
 #include "server/console/console.h"
 #include "server/json/json.h"
@@ -42,7 +43,7 @@ void api_root(struct http_req *req)
     }
     buf_char(&out, '{');
     put_field(&out, "server", "tandem " TANDEM_VERSION);
-    if (app->info) put_field(&out, "model_id", app->info->model_id);
+    if (app->model->info) put_field(&out, "model_id", app->model->info->model_id);
     buf_str(&out,
             "\"generate\":\"POST /generate\",\"stream\":\"POST /generate_stream\",\"tokenize\":\"POST /tokenize\","
             "\"train\":\"POST /train\","
@@ -54,10 +55,10 @@ void api_root(struct http_req *req)
 /* Writes the valid names of adapter_id, and ends the object. */
 static void put_adapters(struct buf *out, const struct app *app)
 {
-    int max = app->info->max_adapters;
+    int max = app->model->info->max_adapters;
     struct adapter_info *v = mem_array((size_t)max, sizeof *v);
-    int n = engine_adapters_list(app->engine, v, max);
-    buf_printf(out, "\"max_adapters\":%d,\"max_lora_rank\":%d,\"adapters\":[", max, app->info->max_lora_rank);
+    int n = engine_adapters_list(app->model->engine, v, max);
+    buf_printf(out, "\"max_adapters\":%d,\"max_lora_rank\":%d,\"adapters\":[", max, app->model->info->max_lora_rank);
     for (int i = 0; i < n; i++) {
         if (i) buf_char(out, ',');
         json_put_string(out, v[i].name, strlen(v[i].name));
@@ -70,7 +71,7 @@ static void put_adapters(struct buf *out, const struct app *app)
 void api_info(struct http_req *req)
 {
     struct app *app = req->app;
-    const struct engine_info *i = app->info;
+    const struct engine_info *i = app->model->info;
     const struct settings *s = app->set;
     struct buf out = {0};
     if (!i) {

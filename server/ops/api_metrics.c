@@ -5,6 +5,7 @@
 #include "engine/serve/engine.h"
 #include "server/access/admission.h"
 #include "server/api/app.h"
+#include "server/api/served_model.h"
 #include "server/bridge/bridge.h"
 #include "server/config/settings.h"
 #include "server/jobs/batches.h"
@@ -37,7 +38,7 @@ static void reply_metrics(struct app *app, struct http_req *req)
     struct adapter_info *adapters = NULL;
     uint64_t now = clock_now();
     struct metrics_view view = {
-        .info = app->info,
+        .info = app->model->info,
         .http = http_server_stats(app->http),
         .jobs = &jobs,
         .devices = device_watch_sample(app->device_watch),
@@ -47,18 +48,18 @@ static void reply_metrics(struct app *app, struct http_req *req)
         .memory_limit = process_memory_limit(),
         .certificate_expires = app->credentials.tls ? (double)tls_expires_at(app->credentials.tls) : 0,
         .train_speed_floor = app->set->train_speed_floor,
-        .model_name = app->model_name,
+        .model_name = app->model->name,
         .vllm = strcmp(app->set->metrics_aliases, "vllm") == 0,
     };
     jobs_view(app->jobs, &jobs);
-    if (app->engine && app->info) {
-        engine_stats_read(app->engine, &stats);
+    if (app->model->engine && app->model->info) {
+        engine_stats_read(app->model->engine, &stats);
         view.stats = &stats;
         view.step_running = age(stats.step_started, now);
         view.oldest_waiting = age(bridge_oldest_waiting(app->bridge), now);
-        adapters = mem_array((size_t)app->info->max_adapters, sizeof *adapters);
+        adapters = mem_array((size_t)app->model->info->max_adapters, sizeof *adapters);
         view.adapters = adapters;
-        view.n_adapters = engine_adapters_list(app->engine, adapters, app->info->max_adapters);
+        view.n_adapters = engine_adapters_list(app->model->engine, adapters, app->model->info->max_adapters);
     }
     struct buf out = {0};
     metrics_render(&app->metrics, &view, &out);

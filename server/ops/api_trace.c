@@ -9,6 +9,7 @@
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
 #include "server/api/app.h"
+#include "server/api/served_model.h"
 #include "server/api/store_request.h"
 #include "server/bridge/bridge.h"
 #include "server/json/json.h"
@@ -81,8 +82,8 @@ static void on_timer_closed(uv_handle_t *h)
 static void work_take(void *arg)
 {
     struct tracing *t = arg;
-    struct engine_trace *trace = engine_trace_stop(t->app->engine);
-    if (trace) put_trace(&t->out, trace, t->app->info);
+    struct engine_trace *trace = engine_trace_stop(t->app->model->engine);
+    if (trace) put_trace(&t->out, trace, t->app->model->info);
     engine_trace_free(trace);
 }
 
@@ -129,12 +130,12 @@ void api_debug_trace(struct http_req *req)
         http_reply_error(req, 400, "validation", "%s", e.msg);
         return;
     }
-    if (!app->engine || !app->info) {
+    if (!app->model->engine || !app->model->info) {
         http_set_header(req, "Retry-After", "1");
         http_reply_error(req, 503, "loading", "the model is loading");
         return;
     }
-    if (engine_trace_start(app->engine, EVENTS_MAX, &e)) {
+    if (engine_trace_start(app->model->engine, EVENTS_MAX, &e)) {
         http_reply_error(req, 409, "conflict", "%s", e.msg);
         return;
     }

@@ -3,6 +3,7 @@
 #include "engine/base/clock.h"
 #include "engine/serve/engine.h"
 #include "server/api/app.h"
+#include "server/api/served_model.h"
 #include "server/config/settings.h"
 #include "server/ops/watchdog.h"
 
@@ -15,8 +16,8 @@ enum { RESET_ON_FORK = 1 }; /* SCHED_FLAG_RESET_ON_FORK of linux/sched.h */
 
 bool health_good(const struct app *app)
 {
-    if (!app->engine) return true; /* loading, or already closed */
-    return !watchdog_late(engine_busy_since(app->engine), clock_now(), app->set->step_timeout);
+    if (!app->model->engine) return true; /* loading, or already closed */
+    return !watchdog_late(engine_busy_since(app->model->engine), clock_now(), app->set->step_timeout);
 }
 
 void health_short_time_slices(void)

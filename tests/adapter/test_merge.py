@@ -18,7 +18,7 @@ BASE, ADAPTER = MODELS / "llama-gqa", ADAPTERS / "llama-gqa--qv"
 
 
 def tandem(*words, status=0):
-    done = subprocess.run([TANDEM, *map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, timeout=100)
+    done = subprocess.run([TANDEM, *map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, timeout=300)
     assert done.returncode == status, done.stderr.decode()
     return done.stderr.decode()
 

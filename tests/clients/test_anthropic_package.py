@@ -15,7 +15,7 @@ TWO = call_text("get_weather", '{"city": "Oslo", "days": 1}') + "\n" + call_text
 
 @pytest.fixture
 def client(talker):  # noqa: F811
-    return anthropic.Anthropic(base_url=talker.url, api_key="none", max_retries=0, timeout=60)
+    return anthropic.Anthropic(base_url=talker.url, api_key="none", max_retries=0, timeout=300)
 
 
 def says(text):

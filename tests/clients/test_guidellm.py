@@ -17,7 +17,6 @@ def daemon(start):  # noqa: F811
         yield s
 
 
-@pytest.mark.timeout(600)  # it imports for long where the machine has other work
 def test_benchmark(daemon, tmp_path):
     requests, tokens = 8, 12
     command = [sys.executable, "-m", "guidellm", "benchmark", "--target", daemon.url, "--model", "demo", "--processor", DEMO,

@@ -24,7 +24,7 @@ class Anything(BaseModel, extra="allow"):
 
 
 def client_of(server, mode):
-    return instructor.from_openai(openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60), mode=mode)
+    return instructor.from_openai(openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=300), mode=mode)
 
 
 @pytest.fixture(params=["TOOLS", "JSON_SCHEMA"])
@@ -50,7 +50,7 @@ def test_partial(client):
 
 def test_any_json(talker):  # noqa: F811
     """Mode.JSON asks for an object and puts the schema into the prompt: what a model with random weights does not heed."""
-    [brace] = requests.post(talker.url + "/tokenize", json={"prompt": "}", "add_special_tokens": False}, timeout=60).json()["tokens"]
+    [brace] = requests.post(talker.url + "/tokenize", json={"prompt": "}", "add_special_tokens": False}, timeout=300).json()["tokens"]
     fields = ask(response_model=Anything, logit_bias={str(brace): 10})  # that it ends
     client = client_of(talker, instructor.Mode.JSON)
     whole = client.chat.completions.create(**fields, seed=1)

@@ -27,7 +27,7 @@ TWO = call_text("get_weather", '{"city": "Oslo", "days": [1]}') + "\n" + call_te
     ("automatic", "auto", "Let me see.\n" + TWO),
 ], ids=lambda v: v if isinstance(v, str) and v.isascii() and "\n" not in v else "")
 def test_stream_helper(talker, how, choice, text):  # noqa: F811
-    client = openai.OpenAI(base_url=talker.url + "/v1", api_key="none", max_retries=0, timeout=60)
+    client = openai.OpenAI(base_url=talker.url + "/v1", api_key="none", max_retries=0, timeout=300)
     extra = {"extra_body": {"structured_outputs": {"choice": [text]}}} if text else {}
     done = []
     with client.chat.completions.stream(model="talker", messages=ASK, tools=[TOOL], tool_choice=choice, max_completion_tokens=300, temperature=1,

@@ -53,7 +53,7 @@ class Browser:
     def __exit__(self, *_):
         self.process.terminate()
         try:
-            self.process.wait(10)
+            self.process.wait(300)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

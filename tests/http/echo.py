@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import requests
+from conftest import PATIENCE
 
 HOST = b"Host: test\r\n"
 
@@ -34,7 +35,7 @@ class Server:
         assert line.startswith("port "), f"echo_server did not start: {self.process.stderr.read()}"
         self.port = int(line.split()[1])
 
-    def connect(self, timeout=10, rcvbuf=None):
+    def connect(self, timeout=PATIENCE, rcvbuf=None):
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         s = socket.socket(family, socket.SOCK_STREAM)
         if rcvbuf:
@@ -47,11 +48,11 @@ class Server:
         return f"http{'s' if self.tls else ''}://{self.host}:{self.port}{path}"
 
     def stats(self):
-        return requests.get(self.url("/stats"), timeout=10, verify=str(self.tls) if self.tls else True).json()
+        return requests.get(self.url("/stats"), timeout=300, verify=str(self.tls) if self.tls else True).json()
 
-    def wait_stats(self, condition, seconds=5):
+    def wait_stats(self, condition):
         """Waits until the stats are as they should be; asserts that this happens."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + PATIENCE
         while True:
             stats = self.stats()
             if condition(stats) or time.monotonic() > end:
@@ -62,7 +63,7 @@ class Server:
     def stop(self, number=signal.SIGINT):
         if self.process.poll() is None:
             self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=20)
+        out, err = self.process.communicate(timeout=300)
         assert self.process.returncode == 0, f"echo_server ended with {self.process.returncode}: {err}"
         return out
 
@@ -168,7 +169,7 @@ def exchange(server, raw, **kwargs):
 
 
 def serves(server):
-    assert requests.get(server.url("/hello"), timeout=10).text == "hello\n"
+    assert requests.get(server.url("/hello"), timeout=300).text == "hello\n"
 
 
 def post(headers, body=b"", path=b"/echo", version=b"HTTP/1.1"):

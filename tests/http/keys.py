@@ -8,7 +8,7 @@ KEY = re.compile(r"tdm_[0-9A-Za-z]{43}")
 
 
 def tandem_key(file, *args, check=True):
-    done = subprocess.run([BINARY, "key", *map(str, args), "--api-keys", file], capture_output=True, text=True, timeout=60, cwd=ROOT, env=ENV)
+    done = subprocess.run([BINARY, "key", *map(str, args), "--api-keys", file], capture_output=True, text=True, timeout=300, cwd=ROOT, env=ENV)
     assert not check or done.returncode == 0, done.stderr
     return done
 
@@ -46,6 +46,6 @@ def certificate(path, name="localhost", kind=("ec", "-pkeyopt", "ec_paramgen_cur
     key = path.with_suffix(".key")
     subprocess.run(["openssl", "req", "-x509", "-newkey", *kind, "-nodes", "-days", "30", "-subj", f"/CN={name}", "-addext",
                     "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", path],
-                   check=True, capture_output=True, timeout=60)
+                   check=True, capture_output=True, timeout=300)
     path.write_text(path.read_text() + key.read_text())
     return path

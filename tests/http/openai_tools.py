@@ -5,7 +5,7 @@ import openai
 
 
 def client_of(server, **kw):
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", timeout=60, **{"max_retries": 0, **kw})
+    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", timeout=300, **{"max_retries": 0, **kw})
 
 
 def sse_chunks(response):

@@ -24,4 +24,4 @@ def commands(text):
 def shell(daemon, line, *flags):
     """Runs the command with the daemon's address in place of the page's."""
     line = line.replace("localhost:8080", f"127.0.0.1:{daemon.port}").replace("curl ", f"curl -sS {' '.join(flags)} ", 1)
-    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=100, cwd=ROOT)
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=300, cwd=ROOT)

@@ -15,7 +15,7 @@ def stream(server, inputs="Once upon a time", path="/generate_stream", session=N
     """All events of one streamed generation."""
     import requests
     with (session or requests).post(server.url + path, json={"inputs": inputs, "parameters": parameters, "stream": True},
-                                    stream=True, timeout=100) as answer:
+                                    stream=True, timeout=300) as answer:
         assert answer.status_code == 200, answer.text
         assert answer.headers["content-type"].startswith("text/event-stream")
         return list(events(answer))

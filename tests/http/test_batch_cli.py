@@ -64,7 +64,7 @@ def test_killed_three_times(tmp_path, server):
         p.kill()
         p.wait()
     assert 450 <= out.read_bytes().count(b"\n") < 1000
-    assert subprocess.run(command, capture_output=True, cwd=ROOT, env=ENV, timeout=100).returncode == 0
+    assert subprocess.run(command, capture_output=True, cwd=ROOT, env=ENV, timeout=300).returncode == 0
     answers = read(out)
     assert ids(answers) == ids(lines) and all(v["response"]["status_code"] == 200 for v in answers)
     asked = {v["custom_id"]: v["body"] for v in lines}
@@ -79,7 +79,7 @@ def test_signals(tmp_path, number):
     p = subprocess.Popen([BINARY, "batch", tmp_path / "in.jsonl", out, "--model", MODEL, "--threads", "2"], stderr=subprocess.PIPE, cwd=ROOT, env=ENV)
     wait_for(lambda: out.exists() and out.stat().st_size, 60, "answers")
     p.send_signal(number)
-    _, err = p.communicate(timeout=60)
+    _, err = p.communicate(timeout=300)
     assert p.returncode == 130 and b"the same command goes on" in err
     assert 0 < len(read(out)) < 2000
 
@@ -101,7 +101,7 @@ def test_an_input_that_is_wrong(batch, lines, message):
 def test_an_output_of_something_else(batch, tmp_path, content, message):
     (tmp_path / "out.jsonl").write_bytes(content)
     write(tmp_path / "in.jsonl", [completion(0)])
-    done = subprocess.run([BINARY, "batch", tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--model", MODEL], capture_output=True, timeout=60,
+    done = subprocess.run([BINARY, "batch", tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--model", MODEL], capture_output=True, timeout=300,
                           cwd=ROOT, env=ENV)
     assert done.returncode == 1 and message in done.stderr and (tmp_path / "out.jsonl").read_bytes() == content, done.stderr
 
@@ -111,7 +111,7 @@ def test_an_output_that_cannot_be(run, tmp_path, out, message):
     """The last is the input itself, which stays as it is."""
     write(tmp_path / "in.jsonl", [completion(0)])
     before = (tmp_path / "in.jsonl").read_bytes()
-    done = run("batch", tmp_path / "in.jsonl", tmp_path / out, "--model", MODEL, timeout=60)
+    done = run("batch", tmp_path / "in.jsonl", tmp_path / out, "--model", MODEL, timeout=300)
     assert done.returncode == 1 and message in done.stderr and (tmp_path / "in.jsonl").read_bytes() == before
 
 
@@ -138,11 +138,11 @@ def test_two_processes_on_one_output(tmp_path):
     p = subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=ROOT, env=ENV)
     try:
         wait_for(lambda: out.exists() and out.stat().st_size, 60, "answers")
-        second = subprocess.run(command, capture_output=True, cwd=ROOT, env=ENV, timeout=60)
+        second = subprocess.run(command, capture_output=True, cwd=ROOT, env=ENV, timeout=300)
         assert second.returncode == 1 and b"out.jsonl: another process writes it" in second.stderr, second.stderr
         assert p.poll() is None
     finally:
         p.send_signal(signal.SIGINT)
-        p.wait(60)
+        p.wait(300)
     answers = read(out)
     assert len(answers) == len({v["custom_id"] for v in answers}) > 0

@@ -17,7 +17,7 @@ COMPLETIONS = "/v1/completions"
 
 
 def talk(server):
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -241,8 +241,8 @@ def test_keys_and_roles(start, tmp_path):
     file = tmp_path / "keys"
     user, trainer = new_key(file, "u", "user"), new_key(file, "t", "train")
     with start("--threads", "2", "--api-keys", file, key=trainer) as s:
-        assert requests.get(s.url + "/v1/batches", headers=bearer(user), timeout=60).status_code == 403
-        client = openai.OpenAI(base_url=s.url + "/v1", api_key=trainer, max_retries=0, timeout=60)
+        assert requests.get(s.url + "/v1/batches", headers=bearer(user), timeout=300).status_code == 403
+        client = openai.OpenAI(base_url=s.url + "/v1", api_key=trainer, max_retries=0, timeout=300)
         assert wait(client, create(client, [completion(0)])).status == "completed"
 
 
@@ -254,7 +254,7 @@ def test_keys_take_turns(start, tmp_path):
     file = tmp_path / "keys"
     first, second = new_key(file, "first", "train"), new_key(file, "second", "train")
     with start(*FEW, "--api-keys", file, key=first) as s:
-        one, two = (openai.OpenAI(base_url=s.url + "/v1", api_key=key, max_retries=0, timeout=60) for key in (first, second))
+        one, two = (openai.OpenAI(base_url=s.url + "/v1", api_key=key, max_retries=0, timeout=300) for key in (first, second))
         large = create(one, [completion(i, most=200, ignore_eos=True) for i in range(600)])
         wait_for(lambda: progress(one, large) > 0, 60, "an answer")
         later = create(one, [completion(0)])
@@ -457,7 +457,7 @@ def test_ends_without_an_answer_are_counted(start, tmp_path):
             batch = batch or create(client, lines)
             wait_for(lambda: s.metric("tandem_batch_running"), 60, "it runs")
             s.signal(kind)
-            s.process.wait(60)
+            s.process.wait(300)
         finally:
             kill(s)
         assert attempts(tmp_path) == want + (want < 2)

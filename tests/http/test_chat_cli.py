@@ -195,7 +195,7 @@ class Terminal:
         wait_for(check, 100, what)
 
     def end(self):
-        status = self.process.wait(100)
+        status = self.process.wait(300)
         self._read()
         return status
 
@@ -248,5 +248,5 @@ def test_interrupted_in_a_pipe():
     p.stdin.flush()
     os.read(p.stdout.fileno(), 1)  # it answers: the handler is there
     p.send_signal(signal.SIGINT)
-    p.communicate(timeout=100)
+    p.communicate(timeout=300)
     assert p.returncode == 130

@@ -236,10 +236,10 @@ def test_character_that_no_token_has(start, tmp_path):
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     says = "no token of its vocabulary has the character '{'"
     with start("--chat-template", "plain", model=folder) as s:
-        answer = requests.post(s.url + "/generate", json={"inputs": "x", "parameters": {"grammar": {"type": "json_object"}}}, timeout=60)
+        answer = requests.post(s.url + "/generate", json={"inputs": "x", "parameters": {"grammar": {"type": "json_object"}}}, timeout=300)
         assert answer.status_code == 422 and says in answer.json()["error"]
         chat = {"model": "model", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20}
-        answer = requests.post(s.url + "/v1/chat/completions", json={**chat, "response_format": {"type": "json_object"}}, timeout=60)
+        answer = requests.post(s.url + "/v1/chat/completions", json={**chat, "response_format": {"type": "json_object"}}, timeout=300)
         assert answer.status_code == 422 and says in answer.json()["error"]["message"] and answer.json()["error"]["param"] == "response_format"
-        answer = requests.post(s.url + "/v1/chat/completions", json={**chat, "structured_outputs": {"regex": "[a-z{]{3}"}}, timeout=60)
+        answer = requests.post(s.url + "/v1/chat/completions", json={**chat, "structured_outputs": {"regex": "[a-z{]{3}"}}, timeout=300)
         assert answer.status_code == 200 and len(answer.json()["choices"][0]["message"]["content"]) == 3

@@ -56,7 +56,7 @@ def server(daemon):
 
 @pytest.fixture
 def client(server):
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=300)
 
 
 def embed(server, input, **fields):
@@ -202,7 +202,7 @@ def test_refused_otherwise(server):
     assert refused(server, {"input": "a", "model": "nobody"}, 404)["code"] == "model_not_found"
     for name in ("llama-gqa", "qv", "tgi", "dummy"):
         assert embed(server, "a", model=name)["model"] == ("qv" if name == "qv" else "llama-gqa")
-    answer = requests.post(server.url + "/v1/embeddings", data=b'{"input":', timeout=60)
+    answer = requests.post(server.url + "/v1/embeddings", data=b'{"input":', timeout=300)
     assert answer.status_code == 400 and "malformed JSON" in answer.json()["error"]["message"]
 
 

@@ -21,7 +21,7 @@ def expected(name):
 
 
 def post(server, path, status=200, **body):
-    r = requests.post(server.url + path, json=body, timeout=60)
+    r = requests.post(server.url + path, json=body, timeout=300)
     assert r.status_code == status, r.text
     return r.json()
 
@@ -104,7 +104,7 @@ def test_clients(sentences):
     unit = np.array(x["vectors"])
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
     # the client cannot ask for longer texts to be cut
-    short = [i for i, t in enumerate(x["texts"]) if requests.post(sentences.url + "/embed", json={"inputs": t}, timeout=60).ok]
+    short = [i for i, t in enumerate(x["texts"]) if requests.post(sentences.url + "/embed", json={"inputs": t}, timeout=300).ok]
     assert len(short) >= 2
     cosines = client.sentence_similarity(x["texts"][short[0]], other_sentences=[x["texts"][i] for i in short])
     np.testing.assert_allclose(cosines, unit[short] @ unit[short[0]], atol=1e-5)
@@ -114,20 +114,20 @@ def test_long_texts(sentences):
     """sentence-transformers cuts them; TEI asks first."""
     text = "the state of the law " * 400
     assert vectors(sentences, [text]).shape[0] == 1
-    refused = requests.post(sentences.url + "/embed", json={"inputs": text}, timeout=60)
+    refused = requests.post(sentences.url + "/embed", json={"inputs": text}, timeout=300)
     assert refused.status_code == 422 and "the model takes" in refused.json()["error"]
     assert len(post(sentences, "/embed", inputs=text, truncate=True)) == 1
 
 
 def test_kinds(sentences):
-    model = requests.get(sentences.url + "/v1/models", timeout=60).json()["data"][0]
+    model = requests.get(sentences.url + "/v1/models", timeout=300).json()["data"][0]
     assert model["kind"] == ("generate" if "qwen" in sentences.name else "embed")
     refused = post(sentences, "/rerank", 400, query="a", documents=["b"])
     assert "no classifier" in refused["error"]["message"]
     if model["kind"] == "embed":
         refused = post(sentences, "/v1/completions", 400, prompt="a")
         assert "generates no text" in refused["error"]["message"]
-        info = requests.get(sentences.url + "/info", timeout=60).json()
+        info = requests.get(sentences.url + "/info", timeout=300).json()
         assert info["model_pipeline_tag"] == "feature-extraction"
 
 
@@ -202,7 +202,7 @@ def test_cross_refusals(cross):
         post(cross, "/v1/rerank", 400, **body)
     for body in ({"text_1": "a"}, {"text_1": ["a", "b"], "text_2": ["c"]}, {"text_1": "a", "text_2": [3]}):
         post(cross, "/score", 400, **body)
-    model = requests.get(cross.url + "/v1/models", timeout=60).json()["data"][0]
+    model = requests.get(cross.url + "/v1/models", timeout=300).json()["data"][0]
     assert model["kind"] == "classify"
 
 

@@ -75,7 +75,7 @@ def test_results_are_those_of_the_command(daemon, run, tmp_path, task):
     lines = [json.loads(line) for line in (tmp_path / "rows.out").read_text().splitlines()]
     (daemon.data / "sets").mkdir(parents=True, exist_ok=True)
     (daemon.data / "sets" / task).write_text(text)
-    file = requests.post(daemon.url + "/v1/files", files={"file": (task, text)}, data={"purpose": "evals"}, timeout=60).json()
+    file = requests.post(daemon.url + "/v1/files", files={"file": (task, text)}, data={"purpose": "evals"}, timeout=300).json()
     sources = {"texts.jsonl": data, "choices.jsonl": {"path": f"sets/{task}"}, "stories.jsonl": {"file": file["id"]}}
     one = create(daemon, {"dataset": sources[task], "adapters": ["pirate"], **OPTIONS})
     assert one["object"] == "evaluation" and one["status"] == "queued" and one["results"] is None and one["adapters"] == ["pirate"]
@@ -103,11 +103,11 @@ def test_requests_go_first_and_cancelling(daemon):
     going = daemon.get(f"/evaluate/{one['id']}").json()
     assert going["status"] == "running" and 0 <= going["progress"] < 1 and going["rows"] == 400 and going["subject"] == "base"
     assert daemon.get(f"/evaluate/{second['id']}").json()["status"] == "queued"
-    assert requests.delete(f"{daemon.url}/evaluate/{one['id']}", timeout=60).status_code == 409
+    assert requests.delete(f"{daemon.url}/evaluate/{one['id']}", timeout=300).status_code == 409
     assert daemon.post(f"/evaluate/{one['id']}/cancel", {}).json()["status"] in ("cancelling", "cancelled")
     assert wait(daemon, one)["status"] == "cancelled" and wait(daemon, second)["status"] == "succeeded"
     assert daemon.post(f"/evaluate/{one['id']}/cancel", {}).status_code == 409
-    assert requests.delete(f"{daemon.url}/evaluate/{one['id']}", timeout=60).json()["deleted"]
+    assert requests.delete(f"{daemon.url}/evaluate/{one['id']}", timeout=300).json()["deleted"]
     assert daemon.get(f"/evaluate/{one['id']}").status_code == 404
 
 
@@ -179,5 +179,5 @@ def test_keys_and_roles(start, tmp_path):
     file = tmp_path / "keys"
     user, trainer = new_key(file, "u", "user"), new_key(file, "t", "train")
     with start("--threads", "2", "--api-keys", file, key=trainer, model=DEMO) as s:
-        assert requests.post(s.url + "/evaluate", json=generations(1), headers=bearer(user), timeout=60).status_code == 403
+        assert requests.post(s.url + "/evaluate", json=generations(1), headers=bearer(user), timeout=300).status_code == 403
         assert wait(s, create(s, generations(2, 4)))["status"] == "succeeded"

@@ -20,7 +20,7 @@ class Client:
     """A kept connection from an address."""
 
     def __init__(self, server, address=OTHER, headers=None):
-        self.connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=100, source_address=(address, 0))
+        self.connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300, source_address=(address, 0))
         self.headers = headers or {}
 
     def post(self, path, body):

@@ -19,11 +19,11 @@ def files(start):
 
 
 def upload(server, content=b'{"text":"hello there"}\n', name="a.jsonl", purpose="fine-tune", **kw):
-    return requests.post(server.url + "/v1/files", files={"file": (name, content)}, data={"purpose": purpose}, timeout=60, **kw)
+    return requests.post(server.url + "/v1/files", files={"file": (name, content)}, data={"purpose": purpose}, timeout=300, **kw)
 
 
 def raw(server, body, content_type=f"multipart/form-data; boundary={BOUNDARY}", **headers):
-    return requests.post(server.url + "/v1/files", data=body, headers={"Content-Type": content_type, **headers}, timeout=60)
+    return requests.post(server.url + "/v1/files", data=body, headers={"Content-Type": content_type, **headers}, timeout=300)
 
 
 def part(name, content, filename=None):
@@ -50,7 +50,7 @@ def test_upload_get_content_delete(files):
     assert (files.data / "files" / made["id"]).read_bytes() == content
     assert files.get(f"/v1/files/{made['id']}").json() == made
     assert files.get(f"/v1/files/{made['id']}/content").content == content
-    gone = requests.delete(f"{files.url}/v1/files/{made['id']}", timeout=60).json()
+    gone = requests.delete(f"{files.url}/v1/files/{made['id']}", timeout=300).json()
     assert gone == {"id": made["id"], "object": "file", "deleted": True}
     assert made["id"] not in on_disk(files) and files.get(f"/v1/files/{made['id']}").status_code == 404
 
@@ -67,7 +67,7 @@ def test_list_order_paging_purpose(files):
     assert [f["id"] for f in files.get("/v1/files?purpose=batch").json()["data"]] == [ids[1]]
     assert files.get("/v1/files?limit=0").status_code == 400 and files.get("/v1/files?after=nope").status_code == 400
     for i in ids:
-        requests.delete(f"{files.url}/v1/files/{i}", timeout=60)
+        requests.delete(f"{files.url}/v1/files/{i}", timeout=300)
 
 
 def test_expires_after(files):
@@ -124,7 +124,7 @@ def test_bad_content_types(files, content_type):
 
 def test_too_large(files):
     """Refused by its Content-Length, before a byte is sent."""
-    with socket.create_connection(("127.0.0.1", files.port), timeout=10) as s:
+    with socket.create_connection(("127.0.0.1", files.port), timeout=300) as s:
         s.sendall(f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: {600 << 20}\r\n\r\n".encode())
         assert s.recv(1000).startswith(b"HTTP/1.1 413 ")
 
@@ -137,7 +137,7 @@ def test_chunked_in_small_pieces(files):
 
 def test_a_client_that_leaves_in_the_middle(files):
     before = on_disk(files)
-    with socket.create_connection(("127.0.0.1", files.port), timeout=10) as s:
+    with socket.create_connection(("127.0.0.1", files.port), timeout=300) as s:
         s.sendall(f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary={BOUNDARY}\r\nContent-Length: 9000000\r\n\r\n".encode()
                   + part("file", b"x" * 2_000_000, "x")[:-2])
         wait_for(lambda: len(on_disk(files)) > len(before), 10, "the upload is being written")
@@ -157,32 +157,32 @@ def test_many_at_once_in_bounded_memory(files):
     assert len(answers) == 8 and all(a["bytes"] == len(content) for a in answers)
     assert peak - before < 48 << 20
     for a in answers:
-        requests.delete(f"{files.url}/v1/files/{a['id']}", timeout=60)
+        requests.delete(f"{files.url}/v1/files/{a['id']}", timeout=300)
 
 
 def test_keep_alive_after_an_upload(files):
     with requests.Session() as session:
         for _ in range(3):
-            made = session.post(files.url + "/v1/files", files={"file": ("a", b"x")}, data={"purpose": "fine-tune"}, timeout=30)
-            assert made.status_code == 200 and session.get(files.url + "/health", timeout=30).status_code == 200
+            made = session.post(files.url + "/v1/files", files={"file": ("a", b"x")}, data={"purpose": "fine-tune"}, timeout=300)
+            assert made.status_code == 200 and session.get(files.url + "/health", timeout=300).status_code == 200
 
 
 def test_unknown_file(files):
     for path in ("file-nope", "file-nope/content", "..%2Fjobs.sqlite"):
         answer = files.get(f"/v1/files/{path}")
         assert answer.status_code == 404 and (answer.json().get("error_type") == "not_found" or answer.json()["error"]["code"] == "not_found")
-    assert requests.delete(files.url + "/v1/files/file-nope", timeout=30).status_code == 404
+    assert requests.delete(files.url + "/v1/files/file-nope", timeout=300).status_code == 404
 
 
 def test_a_file_in_use_stays(files):
     made = upload(files, b"".join(json.dumps({"prompt": f"p {i}", "completion": f" c {i} and more"}).encode() + b"\n" for i in range(30))).json()
     body = {"serve_as": "uses-a-file", "dataset": {"file": made["id"]}, "hyperparameters": {"max_steps": 3000, "epochs": 1000, "batch_tokens": 64, "max_length": 32}}
     job = files.post("/train", body).json()["id"]
-    refused = requests.delete(f"{files.url}/v1/files/{made['id']}", timeout=30)
+    refused = requests.delete(f"{files.url}/v1/files/{made['id']}", timeout=300)
     assert refused.status_code == 409 and job in refused.json()["error"]["message"]
     files.post(f"/train/{job}/cancel", {})
     wait_for(lambda: files.get(f"/train/{job}").json()["status"] == "cancelled", 60)
-    assert requests.delete(f"{files.url}/v1/files/{made['id']}", timeout=30).status_code == 200
+    assert requests.delete(f"{files.url}/v1/files/{made['id']}", timeout=300).status_code == 200
 
 
 def test_orphans_are_swept_at_start(start, tmp_path):

@@ -14,7 +14,7 @@ def ft(start):
 
 @pytest.fixture(scope="module")
 def client(ft):
-    return openai.OpenAI(base_url=ft.url + "/v1", api_key="none", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=ft.url + "/v1", api_key="none", max_retries=0, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +243,7 @@ def test_deleting_a_fine_tuned_model(client, ft, start, training_file):
         client.models.delete("demo")
     assert "only fine-tuned models" in str(e.value) and client.models.retrieve("demo")
     for name in ("..", "%2e%2e%2fjobs.sqlite", "a%2f..%2f..%2flock"):
-        assert requests.delete(f"{ft.url}/v1/models/{name}", timeout=30).status_code in (400, 404, 405)
+        assert requests.delete(f"{ft.url}/v1/models/{name}", timeout=300).status_code in (400, 404, 405)
     assert (ft.data / "jobs.sqlite").exists() and (ft.data / "lock").exists()
 
 

@@ -183,7 +183,7 @@ def test_keys_and_limits(start, tmp_path):
     good, busy = new_key(keys, "good"), new_key(keys, "busy", "user", "--requests-per-minute", "1")
     with start("--chat-template", "plain", "--api-keys", keys, "--max-body-size", "64K") as s:
         def post(key, content="a", path="/v1/messages", method="post"):
-            got = getattr(requests, method)(s.url + path, json=body({"role": "user", "content": content}, max_tokens=2), headers={"x-api-key": key}, timeout=60)
+            got = getattr(requests, method)(s.url + path, json=body({"role": "user", "content": content}, max_tokens=2), headers={"x-api-key": key}, timeout=300)
             assert got.status_code == 200 or got.json()["type"] == "error"
             return got.status_code, got.json().get("error", {}).get("type")
         assert post(good) == (200, None) and post(good, path="/v1/messages/count_tokens") == (200, None)
@@ -200,8 +200,8 @@ def test_a_stream_that_waits(start):
     """It begins at once and is kept open by pings."""
     long = {"inputs": "Once", "parameters": {"max_new_tokens": 480, "ignore_eos": True}}
     with start("--max-seqs", 1, "--sse-keepalive", 0.1, "--device", "ref", "--chat-template", "plain") as s:
-        ahead = [requests.post(s.url + "/generate_stream", json=long, stream=True, timeout=60) for _ in range(12)]
-        waits = requests.post(s.url + "/v1/messages", json=body(stream=True), stream=True, timeout=60)
+        ahead = [requests.post(s.url + "/generate_stream", json=long, stream=True, timeout=300) for _ in range(12)]
+        waits = requests.post(s.url + "/v1/messages", json=body(stream=True), stream=True, timeout=300)
         names = [line for line in itertools.islice(waits.iter_lines(), 9) if line.startswith(b"event: ")]
         for one in (*ahead, waits):
             one.close()

@@ -120,7 +120,7 @@ def test_prefixes_of_another_salt_are_not_shared(client, server):
             complete(client, cache_salt=salt)
         assert refused.value.param == "cache_salt"
     parameters = {"inputs": prompt, "parameters": {"cache_salt": "a", "max_new_tokens": 1}}
-    hit = requests.post(server.url + "/generate", json=parameters, timeout=60)
+    hit = requests.post(server.url + "/generate", json=parameters, timeout=300)
     assert int(hit.headers["x-cached-tokens"]) >= 16
 
 
@@ -398,7 +398,7 @@ def test_what_is_ignored(server):
 
 def test_not_json(server):
     for raw in (b"", b"{", b"[]", b'"x"', b'{"prompt": "a\xff"}'):
-        answer = requests.post(server.url + "/v1/completions", data=raw, timeout=60)
+        answer = requests.post(server.url + "/v1/completions", data=raw, timeout=300)
         assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error", raw
 
 
@@ -454,7 +454,7 @@ def test_a_slow_reader_of_several_choices(start):
         wait_for(lambda: s.metric("tandem_requests_paused") == 4, what="paused")
         assert s.generate(max_new_tokens=20)
         data = bytearray()
-        slow.settimeout(60)
+        slow.settimeout(300)
         while not data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
             got = slow.recv(1 << 20)
             assert got

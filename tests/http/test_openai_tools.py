@@ -49,7 +49,7 @@ def model(tmp_path_factory):
 
 class Api:
     def __init__(self, server, template):
-        self.client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=100)
+        self.client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=300)
         self.template = template
 
     def create(self, messages=ASK, **kw):

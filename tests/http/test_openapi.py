@@ -44,7 +44,7 @@ class Daemon:
     def upload(self, purpose="fine-tune", content=jsonl(8)):
         import requests
         return requests.post(self.server.url + "/v1/files", files={"file": ("rows.jsonl", content)}, data={"purpose": purpose},
-                             headers=bearer(self.key), timeout=60).json()["id"]
+                             headers=bearer(self.key), timeout=300).json()["id"]
 
     def finished_job(self):
         """One that may be deleted."""
@@ -141,6 +141,6 @@ def tame(case, daemon):
           suppress_health_check=list(HealthCheck))
 def test_as_described(case, daemon):
     tame(case, daemon)
-    response = case.call(base_url=daemon.server.url, timeout=60, headers=bearer(daemon.key))
+    response = case.call(base_url=daemon.server.url, timeout=300, headers=bearer(daemon.key))
     assert response.status_code not in (401, 403)
     case.validate_response(response, checks=CHECKS)

@@ -312,7 +312,6 @@ def test_canonical_int8_of_minus_128(run, tmp_path):
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 @pytest.mark.full
-@pytest.mark.timeout(600)  # each attempt calibrates
 def test_killed_half_way(run, tmp_path):
     """Whatever the moment: no model.safetensors, or the whole; and the next run writes it."""
     out, halves = tmp_path / "q", 0

@@ -83,5 +83,5 @@ def tandem_lines(text):
 def test_tandem_has_the_options(page):
     """The options before --help are looked at before the help is shown."""
     for words in tandem_lines(page.read_text()):
-        got = subprocess.run([BINARY, *words, "--help"], capture_output=True, text=True, timeout=60, cwd=ROOT)
+        got = subprocess.run([BINARY, *words, "--help"], capture_output=True, text=True, timeout=300, cwd=ROOT)
         assert got.returncode == 0 and got.stdout.startswith("usage: tandem"), f"{words}\n{got.stderr}"

@@ -273,8 +273,8 @@ def test_a_stream_that_waits(start):
     """It is kept open by events that are numbered, too."""
     long = {"inputs": "Once", "parameters": {"max_new_tokens": 480, "ignore_eos": True}}
     with start("--max-seqs", 1, "--sse-keepalive", 0.1, "--device", "ref", "--chat-template", "plain") as s:
-        ahead = [requests.post(s.url + "/generate_stream", json=long, stream=True, timeout=60) for _ in range(12)]
-        waits = requests.post(s.url + "/v1/responses", json={"model": MODEL.name, "input": "A", "stream": True}, stream=True, timeout=60)
+        ahead = [requests.post(s.url + "/generate_stream", json=long, stream=True, timeout=300) for _ in range(12)]
+        waits = requests.post(s.url + "/v1/responses", json={"model": MODEL.name, "input": "A", "stream": True}, stream=True, timeout=300)
         data = [json.loads(line[6:]) for line in itertools.islice(waits.iter_lines(), 12) if line.startswith(b"data: ")]
         for one in (*ahead, waits):
             one.close()

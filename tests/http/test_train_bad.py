@@ -139,7 +139,7 @@ REFUSED = [
 @pytest.mark.parametrize("body, status, message", REFUSED)
 def test_refused(train, path, body, status, message):
     text = body if isinstance(body, (str, bytes)) else json.dumps(body)
-    answer = requests.post(train.url + path, data=text, timeout=30)
+    answer = requests.post(train.url + path, data=text, timeout=300)
     assert answer.status_code == status, answer.text
     assert message in answer.json()["error"] and answer.json()["error_type"] in ("validation", "file_not_found")
 
@@ -224,7 +224,7 @@ def test_a_file_that_changes_to_a_link_after_the_request(train):
 
 
 def test_a_body_that_is_too_large(train):
-    answer = requests.post(train.url + "/train", data=b" " * (65 << 20), timeout=60)
+    answer = requests.post(train.url + "/train", data=b" " * (65 << 20), timeout=300)
     assert answer.status_code == 413 and "larger than the limit" in answer.json()["error"]
 
 
@@ -236,8 +236,8 @@ def test_actions_that_make_no_sense(train):
         assert answer.status_code == 409 and "is succeeded and cannot be" in answer.json()["error"]
         assert train.post(f"/train/job-nope/{action}", {}).status_code == 404
     assert train.post(f"/train/{job_id}/explode", {}).status_code == 404
-    assert requests.delete(train.url + "/train", timeout=30).status_code == 405
-    assert requests.put(f"{train.url}/train/{job_id}", timeout=30).status_code == 405
+    assert requests.delete(train.url + "/train", timeout=300).status_code == 405
+    assert requests.put(f"{train.url}/train/{job_id}", timeout=300).status_code == 405
 
 
 def test_bad_pages_and_places(train):
@@ -284,7 +284,7 @@ def test_not_ready(start):
     """While the model is loading, reading works and asking is refused; here: after SIGTERM, while draining."""
     with start("--drain-timeout", 5) as s:
         with requests.post(s.url + "/generate", json={"inputs": "Once", "parameters": {"max_new_tokens": 400, "ignore_eos": True}, "stream": True},
-                           stream=True, timeout=60) as answer:
+                           stream=True, timeout=300) as answer:
             lines = answer.iter_lines()
             next(lines)
             s.signal()
@@ -307,7 +307,7 @@ def test_bodies_of_clients_that_left_are_counted(start):
         answers = []
 
         def ask():
-            answers.append(requests.post(s.url + "/train", data=body, timeout=120).status_code)
+            answers.append(requests.post(s.url + "/train", data=body, timeout=300).status_code)
         for _ in range(3):
             for _ in range(6):
                 with socket.create_connection(("127.0.0.1", s.port)) as c:
@@ -315,7 +315,7 @@ def test_bodies_of_clients_that_left_are_counted(start):
             ask()
         assert set(answers) <= {422, 429, 503} and s.get("/health").status_code == 200
         assert s.resident_bytes() - before < 1 << 30
-        wait_for(lambda: requests.post(s.url + "/train", data=body, timeout=120).status_code == 422, 60, "room again")
+        wait_for(lambda: requests.post(s.url + "/train", data=body, timeout=300).status_code == 422, 60, "room again")
 
 
 def test_resuming_a_job_whose_name_is_taken(train):

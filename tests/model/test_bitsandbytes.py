@@ -28,7 +28,7 @@ TEXT = "Once upon a time there was a little dog. He liked to play in the park wi
 
 
 def tandem(*words):
-    done = subprocess.run([TANDEM, *map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, timeout=100)
+    done = subprocess.run([TANDEM, *map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()
 

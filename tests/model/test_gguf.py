@@ -23,7 +23,7 @@ GOLDENS = ["llama-gqa", "llama-f16", "mistral", "qwen2", "qwen2-bf16", "qwen3", 
 
 
 def tandem(*words, status=0):
-    done = subprocess.run([TANDEM, *map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, timeout=100)
+    done = subprocess.run([TANDEM, *map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, timeout=300)
     assert done.returncode == status, done.stderr.decode()
     return done.stdout.decode() if status == 0 else done.stderr.decode()
 

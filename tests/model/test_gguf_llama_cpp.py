@@ -64,7 +64,7 @@ def theirs(path):
 
 def ours(path):
     command = [TANDEM, "perplexity", "--model", path, "--file", TEXT, "--window", str(WINDOW), "--json"]
-    answer = json.loads(subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=100).stdout)
+    answer = json.loads(subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=300).stdout)
     return answer["scored_tokens"], answer["perplexity"]
 
 
@@ -100,7 +100,7 @@ def ours_logs(path):
     """Greedy tokens, and of each the log-probabilities of the 32 likeliest."""
     command = [TANDEM, "generate", "--model", path, "--prompt", PROMPT, "--max-new-tokens", "24", "--temperature", "0", "--ignore-eos",
                "--json", "--top-n", "32", "--kv-cache", "f32", "--activations", "f32"]
-    answer = json.loads(subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=100).stdout)
+    answer = json.loads(subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=300).stdout)
     return [t["id"] for t in answer["tokens"]], [{top["id"]: top["logprob"] for top in t["top"]} for t in answer["tokens"]]
 
 

@@ -26,7 +26,7 @@ KINDS = {"q8_0": gguf.GGMLQuantizationType.Q8_0, "q4_0": gguf.GGMLQuantizationTy
 
 
 def tandem(*words, status=0):
-    done = subprocess.run([TANDEM, *map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, timeout=100)
+    done = subprocess.run([TANDEM, *map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, timeout=300)
     assert done.returncode == status, done.stderr.decode()
     return done.stdout.decode() if status == 0 else done.stderr.decode()
 

@@ -154,7 +154,7 @@ def test_variables_are_options_with_good_values(where, tmp_path):
     env = {k: v.replace("$(POD_NAMESPACE)", "default") for k, v in env.items() if k.startswith("TANDEM_")}
     assert env
     done = subprocess.run([BINARY, "serve", "--model", tmp_path / "nothing", "--port", "0", "--host", "127.0.0.1", "--data-dir", tmp_path],
-                          env={"PATH": os.environ["PATH"], **env}, capture_output=True, text=True, timeout=60)
+                          env={"PATH": os.environ["PATH"], **env}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and "the model could not be loaded" in done.stderr, done.stderr
     assert "level=warn" not in done.stderr
 

@@ -133,7 +133,7 @@ def test_what_is_installed_runs(installed, tmp_path):
         assert (asked.returncode, asked.stdout) == (0, "ready\n"), "".join(seen) + asked.stderr
         process.terminate()
         process.stderr.read()
-        assert process.wait(30) == 0
+        assert process.wait(300) == 0
     finally:
         process.kill()
         process.stderr.close()

@@ -38,7 +38,7 @@ def tool():
     t = Tool()
     yield t
     t.process.stdin.close()
-    assert t.process.wait(30) == 0
+    assert t.process.wait(300) == 0
 
 
 def accepted(tool, schema, *texts):

@@ -4,7 +4,7 @@ import json
 import sqlite3
 
 import pytest
-from conftest import wait_for
+from conftest import PATIENCE, wait_for
 from training import OVER, events, job, request, rows, stream, submit, wait_over, wait_step
 
 TEXTS = ['{"a":\n"', b"\xff\"\xfe", "[1]"]  # no JSON, no UTF-8, JSON of another shape
@@ -15,7 +15,7 @@ KEYS = {"jobs": ("seq",), "events": ("id", "job"), "checkpoints": ("id", "job"),
 
 
 def open_db(folder):
-    db = sqlite3.connect(folder / "jobs.sqlite", isolation_level=None, timeout=30)
+    db = sqlite3.connect(folder / "jobs.sqlite", isolation_level=None, timeout=PATIENCE)
     db.row_factory = sqlite3.Row
     return db
 
@@ -71,7 +71,7 @@ def damaged(start, tmp_path_factory):
         assert wait_over(s, made.json()["id"])["status"] == "succeeded"
         whole = made.json()["id"]
     db = open_db(folder)
-    db.execute("BEGIN")
+    db.execute("BEGIN")  # no daemon runs
     for table in ("jobs", "events", "checkpoints", "files"):
         for column, kind in columns(db, table):
             for i, value in enumerate({"TEXT": TEXTS, "INTEGER": WHOLE, "REAL": [float("inf"), -1.0]}[kind]):
@@ -132,7 +132,7 @@ def test_queued_jobs_with_damaged_rows(damaged):
     first = submit(server, "first-of-them", dataset={"path": "small.jsonl"}, max_steps=1)
     assert wait_over(server, first)["status"] == "succeeded"
     db = open_db(server.data)
-    db.execute("BEGIN")
+    db.execute("BEGIN IMMEDIATE")  # a transaction that began with reading could not write after the daemon had written
     names = {}
     for column, kind in columns(db, "jobs"):
         if column in ("id", "status", "idem_key"):

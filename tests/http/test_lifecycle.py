@@ -1,4 +1,5 @@
 """Start, readiness, idling, draining, stopping."""
+import contextlib
 import json
 import os
 import resource
@@ -10,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import requests
-from conftest import MODEL, wait_for
+from conftest import MODEL, at_some_pace, wait_for
 from sse import events
 from test_concurrency import raw_stream
 
@@ -38,11 +39,14 @@ def test_idle_costs_nothing(start):
             assert c.recv(4096).startswith(b"HTTP/1.1 200")
             clients.append(c)
         assert s.metric("tandem_connections") >= 100
-        time.sleep(0.5)
-        before, begin = s.cpu_seconds(), time.monotonic()
-        time.sleep(5)
-        used, passed = s.cpu_seconds() - before, time.monotonic() - begin
-        assert used / passed < 0.01, f"{used} s of CPU in {passed} s"
+
+        def test(pace):  # of what it did before, some may be left
+            time.sleep(0.5 * pace)
+            before, begin = s.cpu_seconds(), time.monotonic()
+            time.sleep(5)
+            used, passed = s.cpu_seconds() - before, time.monotonic() - begin
+            assert used / passed < 0.01, f"{used} s of CPU in {passed} s"
+        at_some_pace(test)
         for c in clients:
             c.close()
 
@@ -77,8 +81,13 @@ def test_listens_before_it_is_ready(start):
 def test_drain(start, number):
     """Running requests end in peace; new ones get 503; then the process ends with status 0."""
     with start("--device", "ref") as s, ThreadPoolExecutor(4) as pool:
-        running = [pool.submit(s.post, path, LONG) for path in ("/generate", "/generate_stream", "/")]
-        wait_for(lambda: s.metric("tandem_requests_running") == 3, what="running")
+        def begun(pace):  # all three at work: one may end before the others have begun
+            body = {**LONG, "parameters": {"max_new_tokens": 120 * min(pace, 4), "ignore_eos": True}}
+            running = [pool.submit(s.post, path, body) for path in ("/generate", "/generate_stream", "/")]
+            wait_for(lambda: s.metric("tandem_requests_running") == 3 or any(r.done() for r in running), what="running")
+            assert not any(r.done() for r in running)
+            return running, body["parameters"]["max_new_tokens"]
+        running, tokens = at_some_pace(begun)
         s.signal(number)
         wait_for(lambda: s.get("/ready").status_code == 503, what="draining")
         assert s.get("/ready").json()["error"] == "draining"
@@ -87,31 +96,34 @@ def test_drain(start, number):
         assert refused.status_code == 503 and refused.json()["error_type"] == "draining"
         answers = [r.result() for r in running]
         assert [a.status_code for a in answers] == [200] * 3
-        assert answers[1].content.count(b"data: ") == 120
+        assert answers[1].content.count(b"data: ") == tokens
         assert s.wait() == 0
     with pytest.raises(requests.ConnectionError):
         s.get("/health")
 
 
 def test_idle_server_stops_at_once(start):
-    with start() as s:
+    with start("--idle-timeout", 3600, "--drain-timeout", 3600) as s:
         idle = socket.create_connection(("127.0.0.1", s.port))
-        begin = time.monotonic()
         s.signal()
-        assert s.wait(10) == 0 and time.monotonic() - begin < 5
+        assert s.wait() == 0
         idle.close()
 
 
 def test_second_signal_stops_at_once(start):
-    with start("--device", "ref", "--max-seqs", 2) as s:
+    with start("--device", "ref", "--max-seqs", 2, "--drain-timeout", 3600) as s:
         clients = [raw_stream(s, {"inputs": "Once", "parameters": {"max_new_tokens": 500, "ignore_eos": True}}) for _ in range(3)]
         wait_for(lambda: s.metric("tandem_requests_running") == 2, what="running")
         s.signal()
         wait_for(lambda: "draining" in s.log(), what="the first signal")
         s.signal()
-        begin = time.monotonic()
-        assert s.wait(10) == 0 and time.monotonic() - begin < 5
+        assert s.wait() == 0
         for c in clients:
+            text = b""
+            with contextlib.suppress(ConnectionError):
+                while piece := c.recv(65536):
+                    text += piece
+            assert text.count(b"data:") < 500
             c.close()
 
 
@@ -119,13 +131,13 @@ def test_drain_timeout(start):
     """What does not end in time is cut off with an error that its client can read."""
     with start("--device", "ref", "--drain-timeout", 0.3) as s, ThreadPoolExecutor(2) as pool:
         def streamed():
-            with requests.post(s.url + "/generate_stream", json={**LONG, "parameters": {"max_new_tokens": 500, "ignore_eos": True}}, stream=True, timeout=60) as a:
+            with requests.post(s.url + "/generate_stream", json={**LONG, "parameters": {"max_new_tokens": 500, "ignore_eos": True}}, stream=True, timeout=300) as a:
                 return list(events(a))
         last = pool.submit(streamed)
         plain = pool.submit(s.post, "/generate", {**LONG, "parameters": {"max_new_tokens": 500, "ignore_eos": True}})
         wait_for(lambda: s.metric("tandem_requests_running") == 2, what="running")
         s.signal()
-        assert s.wait(15) == 0
+        assert s.wait() == 0
         assert last.result()[-1]["error_type"] == "incomplete_generation"
         assert plain.result().status_code == 503
 
@@ -162,7 +174,7 @@ def test_probes_are_answered_at_the_connection_limit(start):
         held = hold(s.port, 2)
         wait_for(lambda: s.get("/info").status_code == 503, what="the limit")
         assert s.get("/health").status_code == s.get("/ready").status_code == 200
-        assert requests.post(s.url + "/health", data="x", timeout=10).status_code == 503
+        assert requests.post(s.url + "/health", data="x", timeout=300).status_code == 503
         for one in held:
             one.close()
         wait_for(lambda: s.get("/info").status_code == 200, what="room")

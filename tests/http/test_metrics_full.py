@@ -142,7 +142,7 @@ def slow(start):
 
 def long_stream(server, **parameters):
     """Its head has come; an iterator over its lines that is dropped would close it."""
-    return requests.post(server.url + "/generate_stream", stream=True, timeout=60,
+    return requests.post(server.url + "/generate_stream", stream=True, timeout=300,
                          json={"inputs": "Once", "parameters": {"max_new_tokens": 450, "ignore_eos": True, **parameters}})
 
 
@@ -188,7 +188,7 @@ def test_a_driver_that_does_not_let_go(start):
     with start("--threads", "1", env={**FAKE, "FAKE_NVML": "stuck"}) as s:
         wait_for(lambda: "tandem_device_memory_used_bytes" in s.get("/metrics").text, what="devices")
         s.signal(signal.SIGTERM)
-        assert s.process.wait(60) == 0
+        assert s.process.wait(300) == 0
 
 
 # ---- vLLM's names ----------------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def test_vllm_lora_in_use(slow):
     slow.wait_idle()
     quiet = lora(slow, "", "")
     assert set(quiet.labels) == {"max_lora", "running_lora_adapters", "waiting_lora_adapters"} and quiet.labels["max_lora"] == "64"
-    assert abs(quiet.value - time.time()) < 60
+    assert abs(quiet.value - time.time()) < 600
     with ThreadPoolExecutor(1) as pool:
         with long_stream(slow, adapter_id="pirate"):
             busy = lora(slow, "pirate", "")

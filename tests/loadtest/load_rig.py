@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "http"))
-from conftest import BUILD, ENV, ROOT, wait_for  # noqa: E402
+from conftest import BUILD, ENV, ROOT, at_some_pace, wait_for  # noqa: E402
 
 LOADTEST = BUILD / "loadtest" / "tandem-loadtest"
 QUIET = {k: v for k, v in ENV.items() if k != "LOADTEST_KEY"}
@@ -21,7 +21,7 @@ def command(url, *flags, out=None):
 def run_load(tmp_path, url, *flags, status=0):
     """The JSON report of one run."""
     out = tmp_path / f"load{time.monotonic_ns()}.json"
-    done = subprocess.run(command(url, *flags, out=out), capture_output=True, text=True, timeout=100, env=QUIET)
+    done = subprocess.run(command(url, *flags, out=out), capture_output=True, text=True, timeout=300, env=QUIET)
     assert done.returncode == status, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert done.stderr == "", done.stderr
     report = json.loads(out.read_text())
@@ -30,7 +30,7 @@ def run_load(tmp_path, url, *flags, status=0):
 
 
 def schedule(*flags):
-    done = subprocess.run([LOADTEST, "--dry-run", *map(str, flags)], capture_output=True, text=True, timeout=60, check=True, env=QUIET)
+    done = subprocess.run([LOADTEST, "--dry-run", *map(str, flags)], capture_output=True, text=True, timeout=300, check=True, env=QUIET)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -131,4 +131,4 @@ def nearest_rank(values, percent):
     return values[max(1, -(-len(values) * round(percent * 10) // 1000)) - 1]
 
 
-__all__ = ["ROOT", "wait_for"]  # for the tests
+__all__ = ["ROOT", "at_some_pace", "wait_for"]  # for the tests

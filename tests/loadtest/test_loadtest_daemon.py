@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from load_rig import BUILD, QUIET, ROOT, outcomes, run_load
+from load_rig import BUILD, QUIET, ROOT, at_some_pace, outcomes, run_load
 
 from conftest import server, shared, start  # noqa: F401  fixtures
 
@@ -81,19 +81,21 @@ def test_training_goes_on_beside(start, tmp_path):  # noqa: F811
         assert s.metric("tandem_train_jobs", status="running") == 0
 
 
-def script(name, *flags, timeout=110):
+def script(name, *flags, timeout=300):
     return subprocess.run([sys.executable, ROOT / "loadtest" / name, *map(str, flags)], capture_output=True, text=True, timeout=timeout,
                           env={**QUIET, "TANDEM_BUILD_DIR": str(BUILD)})
 
 
 @pytest.mark.full
 def test_overload_prints_its_three_figures(tmp_path):
-    done = script("overload", "--seconds", 0.6, "--slots", 4, "--queue", 2, "--output-tokens", 16, "--prompt-tokens", 8, "--factors", "0.5,4",
-                  "--json", tmp_path / "o.json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "o.json").read_text())
-    assert {"reject_p99_ms", "itl_p99_of_full", "goodput_ratio"} <= set(found["figures"]) and found["capacity_rps"] > 0
-    assert found["runs"]["4.0"]["outcomes"]["rejected"] > 0 and "goodput:" in done.stdout and "of when they were due" in " ".join(done.stdout.split())
+    def test(pace):  # the machine may have been slower when the capacity was measured
+        done = script("overload", "--seconds", 0.6 * pace, "--slots", 4, "--queue", 2, "--output-tokens", 16, "--prompt-tokens", 8, "--factors",
+                      "0.5,4", "--json", tmp_path / "o.json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads((tmp_path / "o.json").read_text())
+        assert {"reject_p99_ms", "itl_p99_of_full", "goodput_ratio"} <= set(found["figures"]) and found["capacity_rps"] > 0
+        assert found["runs"]["4.0"]["outcomes"]["rejected"] > 0 and "goodput:" in done.stdout and "of when they were due" in " ".join(done.stdout.split())
+    at_some_pace(test)
 
 
 @pytest.mark.full

@@ -177,6 +177,21 @@ void engine_expire(struct engine *, uint64_t id);
 void engine_pause(struct engine *, uint64_t id);
 void engine_resume(struct engine *, uint64_t id);
 
+/* ---- holding, for those who change weights between texts -------------------------------------------------------- */
+
+enum engine_hold {
+    HOLD_NONE,
+    HOLD_NEW, /* requests submitted from now on wait; those before go on */
+    HOLD_ALL, /* no request is computed; each keeps its tokens and pages */
+};
+
+/* Of requests only: training goes on.  Deadlines and cancelling hold for those that wait, too. */
+void engine_hold(struct engine *, enum engine_hold);
+/* Ends every request submitted so far as engine_expire does, with FINISH_ABORTED. */
+void engine_abort_all(struct engine *);
+/* Requests submitted from now on use no prefix that was computed before. */
+void engine_forget_prefixes(struct engine *);
+
 /* ---- adapters -------------------------------------------------------------------------------------------------- */
 
 enum { ADAPTER_NAME_MAX = 100 }; /* a letter or digit, then letters, digits, '.', '_', ':', '-' */
@@ -215,6 +230,7 @@ enum finish_reason {
     FINISH_STOP,
     FINISH_EMBEDDED, /* the EV_EMBEDDING is out */
     FINISH_TIMEOUT,  /* engine_expire */
+    FINISH_ABORTED,  /* engine_abort_all */
     FINISH_CANCELLED,
     FINISH_ERROR
 };

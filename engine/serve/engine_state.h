@@ -1,5 +1,5 @@
 /* The engine's own state, for the files that are the engine: engine.c (opening, the calls of other threads), inbox.c,
- * request_table.c, loop.c, step.c, stats.c, engine_adapters.c, failure.c. */
+ * request_table.c, loop.c, hold.c, step.c, stats.c, engine_adapters.c, failure.c. */
 #ifndef TANDEM_ENGINE_SERVE_ENGINE_STATE_H
 #define TANDEM_ENGINE_SERVE_ENGINE_STATE_H
 
@@ -33,6 +33,9 @@ enum msg_kind {
     MSG_ADAPTER,
     MSG_SWEEP,
     MSG_MASK,
+    MSG_HOLD, /* id: enum engine_hold */
+    MSG_ABORT,
+    MSG_FORGET,
     MSG_WAKE,
     MSG_STOP
 };
@@ -88,6 +91,7 @@ struct engine {
     float *hidden;               /* (HIDDEN_ROWS, C) downloaded, for pooling */
     struct request **by_id;      /* hash table with chains */
     uint32_t id_mask;
+    enum engine_hold hold;
     struct train_quantum share;
     struct step_times times;
     enum speculate speculate;
@@ -118,6 +122,13 @@ void engine_drop_all(struct engine *);                             /* frees thos
 void engine_end_request(struct engine *, struct request *, enum finish_reason why, int stop_index, const char *error);
 /* Ends the expired requests among the preempted ones, which would have ended with their next token. */
 void engine_end_preempted(struct engine *);
+
+/* inbox.c, by the engine thread: ends a request that is to end (request.ending) and gets no token in the next step. */
+void engine_end_if_idle(struct engine *, struct request *);
+
+/* hold.c, by the engine thread */
+void engine_take_hold(struct engine *, enum engine_hold);
+void engine_end_texts(struct engine *); /* engine_abort_all */
 
 /* step.c, stats.c, by the engine thread */
 /* Adds candidates to the plan. */

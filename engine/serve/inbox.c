@@ -21,11 +21,16 @@ void engine_send(struct engine *g, enum msg_kind kind, uint64_t id, struct reque
 }
 
 /* Whether the next step generates this request's next token. */
-static bool decodes(const struct request *r)
+static bool decodes(const struct engine *g, const struct request *r)
 {
     const struct seq *q = &r->seq;
     bool next = q->n_computed < q->n_known && q->n_computed >= q->first_row;
-    return r->n_generated && q->state == SEQ_RUNNING && next && !q->paused && !q->blocked;
+    return g->hold != HOLD_ALL && r->n_generated && q->state == SEQ_RUNNING && next && !q->paused && !q->blocked;
+}
+
+void engine_end_if_idle(struct engine *g, struct request *r)
+{
+    if (r->ending && !decodes(g, r)) engine_end_request(g, r, r->ending, -1, NULL);
 }
 
 static void handle_request(struct engine *g, struct request *r, enum msg_kind kind)
@@ -33,10 +38,10 @@ static void handle_request(struct engine *g, struct request *r, enum msg_kind ki
     switch (kind) {
     case MSG_CANCEL: engine_end_request(g, r, FINISH_CANCELLED, -1, NULL); return;
     case MSG_MASK: r->seq.blocked = false; return;
-    case MSG_EXPIRE: r->expired = true; break;
+    case MSG_EXPIRE: r->ending = FINISH_TIMEOUT; break;
     default: r->seq.paused = kind == MSG_PAUSE;
     }
-    if (r->expired && !decodes(r)) engine_end_request(g, r, FINISH_TIMEOUT, -1, NULL);
+    engine_end_if_idle(g, r);
 }
 
 /* @return false when the engine thread is to stop. */
@@ -51,6 +56,18 @@ static bool handle(struct engine *g, const struct msg *m)
     }
     if (m->kind == MSG_SWEEP) {
         engine_adapters_sweep(g);
+        return true;
+    }
+    if (m->kind == MSG_HOLD) {
+        engine_take_hold(g, (enum engine_hold)m->id);
+        return true;
+    }
+    if (m->kind == MSG_ABORT) {
+        engine_end_texts(g);
+        return true;
+    }
+    if (m->kind == MSG_FORGET) {
+        kv_forget(g->pool);
         return true;
     }
     if (m->kind == MSG_SUBMIT) {

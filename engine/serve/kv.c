@@ -200,6 +200,17 @@ uint64_t kv_register(struct kv_pool *p, int32_t i, uint64_t parent, uint64_t sal
     return g->serial;
 }
 
+void kv_forget(struct kv_pool *p)
+{
+    for (int32_t i = 0; i < p->n; i++) {
+        if (!p->page[i].serial) continue;
+        bool is_free = !p->page[i].ref;
+        if (is_free) list_remove(p, i);
+        unregister(p, i);
+        if (is_free) list_add(p, i);
+    }
+}
+
 void kv_check(const struct kv_pool *p)
 {
     int n_free = 0, n_cached = 0, n_known = 0, in_table = 0;

@@ -43,6 +43,9 @@ uint64_t kv_lookups(const struct kv_pool *);
  * registered for the same prefix, that one stays. */
 uint64_t kv_register(struct kv_pool *, int32_t page, uint64_t parent, uint64_t salt, const int32_t *tokens);
 
+/* Unregisters every page: those in use stay with their owners, whose later pages are found by no other sequence. */
+void kv_forget(struct kv_pool *);
+
 /* Aborts when an invariant does not hold: O(pages), for tests. */
 void kv_check(const struct kv_pool *);
 

@@ -36,10 +36,11 @@ static void run_training(struct engine *g, const struct plan *p)
 
 int engine_step_once(struct engine *g, bool wait)
 {
+    static const struct plan nothing;
     if (!engine_take_inbox(g, wait && !scheduler_gate_wanted(g->gate))) return -1;
     debug_state_serve(&g->look, g->s.model.d);
     if (engine_lost(g)) engine_end_all(g);
-    const struct plan *p = sched_step(&g->sched);
+    const struct plan *p = g->hold == HOLD_ALL ? &nothing : sched_step(&g->sched);
     if (p->n_preempted) engine_end_preempted(g);
     engine_speculate(g, p);
     int n = p->n, tokens = p->n_tokens; /* copied: the plan is not valid once its requests have ended */

@@ -29,7 +29,7 @@ struct request {
     struct masked *masked;           /* owned; NULL: no grammar */
     bool unsampled;                  /* its last row is not sampled in this step: mask missing, or no token allowed */
     bool whole;                      /* the grammar allows only eos, even with ignore_eos or min_new_tokens */
-    bool expired;                    /* its deadline has passed: it ends with its next token */
+    enum finish_reason ending;       /* FINISH_TIMEOUT, FINISH_ABORTED: it ends with its next token; FINISH_NONE */
 
     int32_t *tokens; /* capacity n_prompt + max_new */
     int n_prompt, n_generated, max_new, min_new;

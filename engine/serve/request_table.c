@@ -39,14 +39,15 @@ void engine_add_request(struct engine *g, struct request *r)
 {
     r->next = g->by_id[r->id & g->id_mask];
     g->by_id[r->id & g->id_mask] = r;
-    sched_add(&g->sched, &r->seq);
+    if (g->hold != HOLD_NEW) sched_add(&g->sched, &r->seq);
 }
 
 void engine_end_preempted(struct engine *g)
 {
     for (struct seq *q = g->sched.waiting.next, *next; q != &g->sched.waiting; q = next) {
         next = q->next;
-        if (((struct request *)q)->expired) engine_end_request(g, (struct request *)q, FINISH_TIMEOUT, -1, NULL);
+        struct request *r = (struct request *)q;
+        if (r->ending) engine_end_request(g, r, r->ending, -1, NULL);
     }
 }
 

@@ -131,7 +131,7 @@ static bool deliver_row(struct engine *g, struct request *r, int pos, const stru
     enum finish_reason why = request_token(r, out, &g->s.info, g->s.tokenizer, &g->events, now, &stop_index);
     g->now.generated_tokens++;
     g->now.forced_tokens += pos < last;
-    if (why == FINISH_NONE && r->expired) why = events_last(&g->events)->finish = FINISH_TIMEOUT;
+    if (why == FINISH_NONE && r->ending) why = events_last(&g->events)->finish = r->ending;
     if (why != FINISH_NONE) {
         engine_end_request(g, r, why, stop_index, NULL);
         return false;
@@ -313,8 +313,8 @@ void engine_run_step(struct engine *g, const struct plan *p)
             struct request *r = request_of(&p->v[i]);
             if (r->pooling.n)
                 deliver_hidden(g, &p->v[i], row);
-            else if (held && r->expired && p->v[i].rows == 0) /* it gets no token in this step */
-                engine_end_request(g, r, FINISH_TIMEOUT, -1, NULL);
+            else if (held && r->ending && p->v[i].rows == 0) /* it gets no token in this step */
+                engine_end_request(g, r, r->ending, -1, NULL);
             else
                 deliver(g, &p->v[i], out, now);
             row += n;

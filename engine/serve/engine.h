@@ -187,8 +187,8 @@ enum engine_hold {
 
 /* Of requests only: training goes on.  Deadlines and cancelling hold for those that wait, too. */
 void engine_hold(struct engine *, enum engine_hold);
-/* Ends every request submitted so far as engine_expire does, with FINISH_ABORTED. */
-void engine_abort_all(struct engine *);
+/* Ends a request as engine_expire does, with FINISH_ABORTED. */
+void engine_abort(struct engine *, uint64_t id);
 /* Requests submitted from now on use no prefix that was computed before. */
 void engine_forget_prefixes(struct engine *);
 
@@ -230,7 +230,7 @@ enum finish_reason {
     FINISH_STOP,
     FINISH_EMBEDDED, /* the EV_EMBEDDING is out */
     FINISH_TIMEOUT,  /* engine_expire */
-    FINISH_ABORTED,  /* engine_abort_all */
+    FINISH_ABORTED,  /* engine_abort */
     FINISH_CANCELLED,
     FINISH_ERROR
 };

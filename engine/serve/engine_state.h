@@ -128,7 +128,6 @@ void engine_end_if_idle(struct engine *, struct request *);
 
 /* hold.c, by the engine thread */
 void engine_take_hold(struct engine *, enum engine_hold);
-void engine_end_texts(struct engine *); /* engine_abort_all */
 
 /* step.c, stats.c, by the engine thread */
 /* Adds candidates to the plan. */

@@ -1,4 +1,4 @@
-/* Holding requests, ending all of them, and forgetting prefixes: for trainers that change weights between texts. */
+/* Holding requests, aborting them, and forgetting prefixes: for trainers that change weights between texts. */
 #include "engine/serve/engine_state.h"
 
 /* ---- any thread ------------------------------------------------------------------------------------------------- */
@@ -8,9 +8,9 @@ void engine_hold(struct engine *g, enum engine_hold hold)
     engine_send(g, MSG_HOLD, hold, NULL);
 }
 
-void engine_abort_all(struct engine *g)
+void engine_abort(struct engine *g, uint64_t id)
 {
-    engine_send(g, MSG_ABORT, 0, NULL);
+    engine_send(g, MSG_ABORT, id, NULL);
 }
 
 void engine_forget_prefixes(struct engine *g)
@@ -29,15 +29,5 @@ void engine_take_hold(struct engine *g, enum engine_hold hold)
             /* what came in while only new ones were held joins the schedule, which orders it by priority and arrival */
             if (r->seq.state == SEQ_IDLE && hold != HOLD_NEW) sched_add(&g->sched, &r->seq);
             engine_end_if_idle(g, r); /* no next token comes */
-        }
-}
-
-void engine_end_texts(struct engine *g)
-{
-    for (uint32_t i = 0; i <= g->id_mask; i++)
-        for (struct request *r = g->by_id[i], *next; r; r = next) {
-            next = r->next;
-            if (!r->ending) r->ending = FINISH_ABORTED;
-            engine_end_if_idle(g, r);
         }
 }

@@ -39,6 +39,7 @@ static void handle_request(struct engine *g, struct request *r, enum msg_kind ki
     case MSG_CANCEL: engine_end_request(g, r, FINISH_CANCELLED, -1, NULL); return;
     case MSG_MASK: r->seq.blocked = false; return;
     case MSG_EXPIRE: r->ending = FINISH_TIMEOUT; break;
+    case MSG_ABORT: r->ending = FINISH_ABORTED; break;
     default: r->seq.paused = kind == MSG_PAUSE;
     }
     engine_end_if_idle(g, r);
@@ -60,10 +61,6 @@ static bool handle(struct engine *g, const struct msg *m)
     }
     if (m->kind == MSG_HOLD) {
         engine_take_hold(g, (enum engine_hold)m->id);
-        return true;
-    }
-    if (m->kind == MSG_ABORT) {
-        engine_end_texts(g);
         return true;
     }
     if (m->kind == MSG_FORGET) {

@@ -354,6 +354,7 @@ const char *choice_finish_name(const struct choice *v)
 {
     if (v->finish == FINISH_LENGTH || v->c->params->nothing_wanted) return "length";
     if (v->finish == FINISH_TIMEOUT) return "timeout";
+    if (v->finish == FINISH_ABORTED) return "abort";
     bool demanded = v->c->params->tool_choice == TOOL_CHOICE_NAMED; /* then OpenAI says "stop" */
     return v->parser && !demanded && tool_parser_calls(v->parser) ? "tool_calls" : "stop";
 }

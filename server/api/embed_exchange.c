@@ -115,6 +115,8 @@ static void on_event(void *arg, const struct event *ev, const struct event_batch
     x->n_done++;
     if (ev->finish == FINISH_CANCELLED)
         reply_error(x, 503, "incomplete_generation", NULL, "the server is stopping");
+    else if (ev->finish == FINISH_ABORTED)
+        reply_error(x, 503, "incomplete_generation", NULL, "aborted by POST /pause");
     else if (ev->finish != FINISH_EMBEDDED)
         reply_error(x, 500, "generation", NULL, ev->error ? ev->error : "unknown");
     else if (x->n_done == x->params.n)

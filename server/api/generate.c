@@ -298,6 +298,8 @@ static void end_stream(struct exchange *x, const struct event *done, const struc
         send_error(x, "Request timed out: " ADMISSION_LATE, "timeout");
     } else if (done->finish == FINISH_TIMEOUT && x->token.kind != EV_TOKEN) {
         send_error(x, "Request timed out: the deadline passed while it was held up", "timeout");
+    } else if (done->finish == FINISH_ABORTED && x->token.kind != EV_TOKEN) {
+        send_error(x, "Request aborted by POST /pause", "incomplete_generation");
     } else if (done->finish == FINISH_ERROR || done->finish == FINISH_CANCELLED) {
         buf_clear(&x->out);
         buf_printf(&x->out, "{\"error\":\"Request failed during generation: %s\",\"error_type\":\"%s\"}",

@@ -10,6 +10,7 @@ const char *finish_name(enum finish_reason r)
     case FINISH_EOS: return "eos_token";
     case FINISH_STOP: return "stop_sequence";
     case FINISH_TIMEOUT: return "timeout";
+    case FINISH_ABORTED: return "abort";
     case FINISH_CANCELLED: return "cancelled";
     default: return "error";
     }

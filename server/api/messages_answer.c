@@ -28,7 +28,7 @@ static void put_usage(struct buf *out, const struct openai_usage *u)
 /* A text cut off by the deadline counts as one that reached max_tokens: there is no name for it. */
 static void put_stop(struct buf *out, const struct choice *v)
 {
-    bool cut = v->finish == FINISH_LENGTH || v->finish == FINISH_TIMEOUT;
+    bool cut = v->finish == FINISH_LENGTH || v->finish == FINISH_TIMEOUT || v->finish == FINISH_ABORTED;
     bool called = v->parser && tool_parser_calls(v->parser);
     bool by_text = v->finish == FINISH_STOP && v->stop_index >= 0 && v->stop_index < v->c->params->gen.n_stop;
     const char *reason = cut ? "max_tokens" : called ? "tool_use" : by_text ? "stop_sequence" : "end_turn";

@@ -114,7 +114,7 @@ static void put_head(struct buf *out, const struct openai_head *h, const char *s
 /* A text cut off by the deadline counts as one that reached max_output_tokens: there is no name for it. */
 static bool is_cut(const struct choice *v)
 {
-    return v->finish == FINISH_LENGTH || v->finish == FINISH_TIMEOUT;
+    return v->finish == FINISH_LENGTH || v->finish == FINISH_TIMEOUT || v->finish == FINISH_ABORTED;
 }
 
 static void put_usage(struct buf *out, const struct openai_usage *u, int64_t reasoning)

@@ -36,6 +36,11 @@ void api_score(struct http_req *);        /* POST /score, /v1/score */
 void api_classify(struct http_req *);     /* POST /classify: vLLM's */
 void api_predict(struct http_req *);      /* POST /predict: TEI's */
 void api_predict_root(struct http_req *); /* that of POST / */
+/* hold.c */
+void api_pause(struct http_req *);
+void api_resume(struct http_req *);
+void api_is_paused(struct http_req *);
+void api_reset_prefix_cache(struct http_req *);
 /* tokenizer_info.c */
 void api_tokenizer_info(struct http_req *);
 

@@ -65,6 +65,8 @@ struct bridge {
     const struct tokenizer *tokenizer;
     int max_jobs;
     bool separate_caches;
+    enum engine_hold hold;
+    struct bridge_wait *waits;
     struct gen gens; /* head of the ring */
     struct work_queue work;
     int n_gens, n_jobs; /* n_jobs: on the pool and waiting for it */
@@ -286,6 +288,58 @@ static void dispatch(const struct event *ev, const struct event_batch *batch, ui
     if (g->fn) g->fn(g->arg, ev, batch);
 }
 
+/* ---- holding --------------------------------------------------------------------------------------------------- */
+
+/* Calls those whose generations are over, or all. */
+static void end_waits(struct bridge *b, bool resumed)
+{
+    const struct gen *oldest = b->gens.next;
+    for (struct bridge_wait **link = &b->waits, *w; (w = *link);) {
+        bool over = oldest == &b->gens || oldest->view.id > w->last;
+        if (!over && !resumed) {
+            link = &w->next;
+            continue;
+        }
+        *link = w->next;
+        w->fn(w->arg, !over); /* may free w, and answers only its own exchange */
+    }
+}
+
+void bridge_hold(struct bridge *b, enum engine_hold hold)
+{
+    b->hold = hold;
+    engine_hold(b->engine, hold);
+    if (hold == HOLD_NONE) end_waits(b, true);
+}
+
+enum engine_hold bridge_held(const struct bridge *b)
+{
+    return b->hold;
+}
+
+void bridge_abort_all(struct bridge *b)
+{
+    for (const struct gen *g = b->gens.next; g != &b->gens; g = g->next)
+        if (!g->background) engine_abort(b->engine, g->view.id);
+}
+
+void bridge_when_over(struct bridge *b, struct bridge_wait *w)
+{
+    w->last = b->gens.prev == &b->gens ? 0 : b->gens.prev->view.id;
+    w->next = b->waits;
+    b->waits = w;
+    end_waits(b, false);
+}
+
+void bridge_wait_cancel(struct bridge *b, struct bridge_wait *w)
+{
+    for (struct bridge_wait **link = &b->waits; *link; link = &(*link)->next)
+        if (*link == w) {
+            *link = w->next;
+            return;
+        }
+}
+
 static void check_lost(struct bridge *b)
 {
     if (!b->on_lost || !b->engine || !engine_lost(b->engine)) return;
@@ -306,6 +360,7 @@ static void drain_events(uv_async_t *async)
     for (struct event_batch *batch = list; batch; batch = batch->next)
         for (int i = 0; i < batch->n; i++) dispatch(&batch->v[i], batch, now);
     engine_events_done(b->engine, list);
+    end_waits(b, false);
     check_lost(b);
     check_idle(b);
 }
@@ -350,6 +405,7 @@ void bridge_on_lost(struct bridge *b, void (*fn)(void *), void *arg)
 
 void bridge_on_idle(struct bridge *b, void (*fn)(void *), void *arg)
 {
+    if (b->hold) bridge_hold(b, HOLD_NONE); /* held ones would never be over */
     b->on_idle = fn;
     b->idle_arg = arg;
     check_idle(b);

@@ -52,6 +52,26 @@ void bridge_stop_all(struct bridge *);
 void bridge_pause(struct gen *); /* pausing twice counts once */
 void bridge_resume(struct gen *);
 
+/* ---- holding ---------------------------------------------------------------------------------------------------- */
+
+/* Somebody who waits until the generations submitted before are over; theirs until fn was called. */
+struct bridge_wait {
+    struct bridge_wait *next;
+    uint64_t last;                       /* the newest of those generations */
+    void (*fn)(void *arg, bool resumed); /* resumed: before they were over, they all may run again */
+    void *arg;
+};
+
+/* As engine_hold: which generations wait from now on. */
+void bridge_hold(struct bridge *, enum engine_hold);
+enum engine_hold bridge_held(const struct bridge *);
+/* Ends the generations of clients, not those in the background: their fns get an EV_DONE with FINISH_ABORTED. */
+void bridge_abort_all(struct bridge *);
+/* Calls w->fn once: at once if nothing is generated. */
+void bridge_when_over(struct bridge *, struct bridge_wait *w);
+void bridge_wait_cancel(struct bridge *,
+                        struct bridge_wait *); /* fn is not called; one that does not wait is ignored */
+
 /* @return false when the engine or the pool would refuse a new request of the client.  Meant to be called before any
  * work is spent on the request. */
 bool bridge_has_room(const struct bridge *, uint64_t client);
@@ -73,7 +93,7 @@ int bridge_list(const struct bridge *, struct gen_view *out, int max);
 
 /* @return the number of generations and pool jobs in progress. */
 int bridge_active(const struct bridge *);
-/* Calls fn(arg) once, when nothing is in progress (at once if so already). */
+/* Calls fn(arg) once, when nothing is in progress (at once if so already).  Releases what is held. */
 void bridge_on_idle(struct bridge *, void (*fn)(void *), void *arg);
 
 /* Runs work(arg) on the thread pool, then done(arg) on the loop, even if the client has left meanwhile.  Until then the

@@ -13,9 +13,9 @@ enum { N_STATUSES = sizeof statuses / sizeof *statuses };
 _Static_assert((int)N_STATUSES < (int)METRICS_STATUSES, "one place is for the others");
 
 static const char *const finish_names[] = {
-    [FINISH_LENGTH] = "length",      [FINISH_EOS] = "eos_token",   [FINISH_STOP] = "stop_sequence",
-    [FINISH_EMBEDDED] = "embedding", [FINISH_TIMEOUT] = "timeout", [FINISH_CANCELLED] = "cancelled",
-    [FINISH_ERROR] = "error",
+    [FINISH_LENGTH] = "length",       [FINISH_EOS] = "eos_token",   [FINISH_STOP] = "stop_sequence",
+    [FINISH_EMBEDDED] = "embedding",  [FINISH_TIMEOUT] = "timeout", [FINISH_ABORTED] = "aborted",
+    [FINISH_CANCELLED] = "cancelled", [FINISH_ERROR] = "error",
 };
 
 const char *const metrics_reject_names[REJECT_REASONS] = {

@@ -102,7 +102,7 @@ static void put_success(const struct metrics *m, const char *labels, struct buf 
     } rows[] = {
         {"stop", m->finished[FINISH_EOS] + m->finished[FINISH_STOP] + m->finished[FINISH_EMBEDDED]},
         {"length", m->finished[FINISH_LENGTH]},
-        {"abort", m->finished[FINISH_CANCELLED] + m->finished[FINISH_TIMEOUT]},
+        {"abort", m->finished[FINISH_CANCELLED] + m->finished[FINISH_TIMEOUT] + m->finished[FINISH_ABORTED]},
         {"error", m->finished[FINISH_ERROR]},
         {"repetition", 0}, /* texts are not ended for repeating themselves */
     };

@@ -464,17 +464,17 @@ static void test_penalty_forbids_repetition(void **state)
     rig_close(&r);
 }
 
-static const char LILY[] =
-    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, "
-    "she saw a big dog and she was very happy. The dog wanted to play, too.";
-
 static void test_prefix_is_reused(void **state)
 {
     struct rig r;
     struct reply a, b;
     int32_t ids[MAX_TOKENS];
     rig_open(&r, base_config(fixtures));
-    int n = encode(&r, LILY, ids);
+    int n =
+        encode(&r,
+               "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, "
+               "she saw a big dog and she was very happy. The dog wanted to play, too.",
+               ids);
     submit(&r, greedy(ids, n, 10), &a);
     run_out(&r);
     submit(&r, greedy(ids, n, 10), &b);
@@ -677,81 +677,6 @@ static void test_a_request_whose_time_is_over(void **state)
     engine_close(r.g);
 }
 
-/* Held requests have the texts they would have had; aborted ones the beginnings of these. */
-static void test_holding(void **state)
-{
-    struct err e = {0};
-    struct engine_config c = base_config(fixtures);
-    struct reply whole, before, behind, text, none, late;
-    struct rig r = {.g = engine_open(&c, &e)}; /* without its thread: turned by hand */
-    int32_t ids[] = {1, 5, 9, 30};
-    assert_non_null(r.g);
-    submit(&r, greedy(ids, 4, 20), &whole);
-    while (!whole.done) engine_step_once(r.g, false), pump(&r);
-
-    submit(&r, greedy(ids, 4, 20), &before);
-    for (int i = 0; i < 3; i++) engine_step_once(r.g, false);
-    engine_hold(r.g, HOLD_ALL);
-    submit(&r, greedy(ids, 4, 20), &behind);
-    uint64_t id = submit(&r, greedy(ids, 4, 20), &late);
-    for (int i = 0; i < 3; i++) assert_int_equal(engine_step_once(r.g, false), 0);
-    engine_expire(r.g, id);
-    engine_step_once(r.g, false);
-    pump(&r);
-    assert_true(before.n == 3 && !before.done && behind.n == 0 && !behind.done);
-    assert_true(late.done && late.finish == FINISH_TIMEOUT);
-
-    engine_hold(r.g, HOLD_NEW); /* the one submitted before goes on, and so does the one behind it */
-    submit(&r, greedy(ids, 4, 20), &text);
-    while (!before.done || !behind.done) assert_true(engine_step_once(r.g, false) > 0), pump(&r);
-    assert_int_equal(engine_step_once(r.g, false), 0);
-    assert_true(text.n == 0 && !text.done);
-    assert_same(&whole, &before);
-    assert_same(&whole, &behind);
-
-    engine_hold(r.g, HOLD_NONE);
-    for (int i = 0; i < 2; i++) engine_step_once(r.g, false);
-    engine_hold(r.g, HOLD_NEW);
-    submit(&r, greedy(ids, 4, 20), &none);
-    engine_abort_all(r.g);
-    while (!text.done || !none.done) engine_step_once(r.g, false), pump(&r);
-    assert_true(text.finish == FINISH_ABORTED && text.token_finish == FINISH_ABORTED && text.n == 3);
-    assert_memory_equal(text.ids, whole.ids, 3 * sizeof *text.ids);
-    assert_true(none.finish == FINISH_ABORTED && none.n == 0);
-    assert_int_equal(r.left, 0);
-    struct reply *all[] = {&whole, &before, &behind, &text, &none, &late};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) reply_free(all[i]);
-    engine_close(r.g);
-}
-
-static void test_forgotten_prefixes(void **state)
-{
-    struct rig r;
-    struct reply a, b, running;
-    int32_t ids[MAX_TOKENS];
-    rig_open(&r, base_config(fixtures));
-    int n = encode(&r, LILY, ids);
-    assert_true(n > 17);
-    submit(&r, greedy(ids, n, 10), &a);
-    run_out(&r);
-    submit(&r, greedy(ids, n, 100), &running);
-    while (!running.n) sem_wait(&r.wake), pump(&r);
-    engine_forget_prefixes(r.g); /* also those that a running text holds */
-    submit(&r, greedy(ids, n, 10), &b);
-    run_out(&r);
-    assert_int_equal(running.n_cached, (n - 1) / 16 * 16);
-    assert_int_equal(b.n_cached, 0);
-    assert_same(&a, &b);
-    reply_free(&b);
-    submit(&r, greedy(ids, n, 10), &b);
-    run_out(&r);
-    assert_int_equal(b.n_cached, (n - 1) / 16 * 16);
-    reply_free(&a);
-    reply_free(&b);
-    reply_free(&running);
-    rig_close(&r);
-}
-
 static void test_bad_models_are_refused(void **state)
 {
     struct err e = {0};
@@ -799,8 +724,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_pause_keeps_a_slow_reader_from_running),
         cmocka_unit_test(test_random_cancels_leak_nothing),
         cmocka_unit_test(test_a_request_whose_time_is_over),
-        cmocka_unit_test(test_holding),
-        cmocka_unit_test(test_forgotten_prefixes),
         cmocka_unit_test(test_bad_models_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

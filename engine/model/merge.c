@@ -33,6 +33,7 @@ struct merge {
     struct tensor_source *raw; /* the file's tensors as they are, fused experts too; NULL: a GGUF file */
     enum tensor_type type;     /* that is written; TENSOR_OTHER: each tensor's own */
     bool gguf_base, dequantise;
+    bool untie; /* the adapter changes the embedding table or the head, which are one matrix in the base */
     struct err *e;
 };
 
@@ -141,11 +142,7 @@ static int open_adapter(struct merge *m, const char *dir)
     free(base);
     read_base_name(dir, s);
     m->adapter = adapter_read(dir, &m->c, m->e);
-    if (m->adapter && m->adapter->targets & TARGET_ENDS && m->c.tied)
-        return err_set(m->e, ERR_UNSUPPORTED,
-                       "adapter %.80s changes the embedding table or the head, which are one matrix in this model: "
-                       "merging would change both",
-                       dir);
+    m->untie = s->untied = m->adapter && m->adapter->targets & TARGET_ENDS && m->c.tied;
     if (m->adapter) return 0;
     return s->of[0] ? err_prefix(m->e, "adapter %.80s, made for %.80s", dir, s->of)
                     : err_prefix(m->e, "adapter %.80s", dir);
@@ -211,9 +208,9 @@ static int write_tensor(struct merge *m, struct st_writer *w, const struct tenso
     return rc;
 }
 
-/* Whether an expert's matrix is computed that the file has fused with others: then the experts are written one by one.
- */
-static bool experts_apart(const struct merge *m)
+/* Whether a matrix is computed that the file does not have: an expert's that is fused with others there, then the
+ * experts are written one by one, or the head of a model that had none of its own. */
+static bool other_matrices(const struct merge *m)
 {
     for (size_t i = 0; i < tensor_source_count(m->merged); i++) {
         const struct tensor *t = tensor_source_at(m->merged, i);
@@ -224,7 +221,7 @@ static bool experts_apart(const struct merge *m)
 
 static int write_weights(struct merge *m, const char *dir)
 {
-    const struct tensor_source *list = m->dequantise || experts_apart(m) ? m->merged : m->raw;
+    const struct tensor_source *list = m->dequantise || other_matrices(m) ? m->merged : m->raw;
     size_t n = tensor_source_count(list), names = 0;
     double bytes = HEADER_ROOM;
     for (size_t i = 0; i < n; i++) {
@@ -251,7 +248,7 @@ static int write_weights(struct merge *m, const char *dir)
     return rc;
 }
 
-/* config.json without quantization_config, and with the type. */
+/* config.json without quantization_config, and with the type; whether the head is the embedding table, too. */
 static int write_config(const struct merge *m, const char *dir)
 {
     char *text = NULL;
@@ -267,6 +264,10 @@ static int write_config(const struct merge *m, const char *dir)
         cJSON_DeleteItemFromObjectCaseSensitive(j, key);
         cJSON_AddStringToObject(j, key, types[i].torch);
     }
+    if (m->untie) {
+        cJSON_DeleteItemFromObjectCaseSensitive(j, "tie_word_embeddings");
+        cJSON_AddBoolToObject(j, "tie_word_embeddings", false);
+    }
     char *printed = cJSON_Print(j), *path = file_join(dir, "config.json");
     cJSON_Delete(j);
     rc = printed ? file_write_sync(path, printed, strlen(printed), m->e)
@@ -281,7 +282,7 @@ static int write_dir(struct merge *m)
     struct buf tmp = {0};
     buf_printf(&tmp, "%s.tmp", m->out);
     dir_remove(tmp.data); /* of a killed run */
-    bool as_is = m->type == TENSOR_OTHER;
+    bool as_is = m->type == TENSOR_OTHER && !m->untie;
     int rc = dir_make(tmp.data, m->e);
     if (!rc) rc = write_weights(m, tmp.data);
     if (!rc) rc = model_files_copy(m->model, tmp.data, as_is, m->e);
@@ -306,8 +307,11 @@ static int write_gguf(struct merge *m)
     if (slash) *slash = '/';
     int rc = check_room(m, parent, bytes);
     free(parent);
-    struct quantize_options o = {
-        .type = m->options->type, .progress = m->options->progress, .arg = m->options->arg, .weights = m->merged};
+    struct quantize_options o = {.type = m->options->type,
+                                 .progress = m->options->progress,
+                                 .arg = m->options->arg,
+                                 .weights = m->merged,
+                                 .untie = m->untie};
     return rc ? rc : quantize_gguf(m->model, m->out, &o, m->e);
 }
 
@@ -328,7 +332,8 @@ static int run(struct merge *m, const char *adapter)
     if (!rc) rc = choose_type(m);
     if (!rc) rc = open_adapter(m, adapter);
     if (rc) return rc;
-    struct merge_plan plan = {.c = &m->c, .adapter = m->adapter, .type = m->type, .dequantise = m->dequantise};
+    struct merge_plan plan = {
+        .c = &m->c, .adapter = m->adapter, .type = m->type, .dequantise = m->dequantise, .untie = m->untie};
     m->merged = merge_source(m->base, &plan, &m->options->summary->matrices);
     return is_gguf_type(m->options->type) ? write_gguf(m) : write_dir(m);
 }

@@ -105,7 +105,8 @@ static enum tensor_type type_of(const struct merged *s, const struct tensor *sto
     return stored && tensor_float_type(stored->type) != DT_NONE ? stored->type : TENSOR_BF16;
 }
 
-static void add_matrix(struct merged *s, const struct matrix_slot *slot, struct delta delta)
+/* The matrix of a slot, under a name that may be another than that of the tensor which it is read from. */
+static void add_matrix(struct merged *s, const char *name, const struct matrix_slot *slot, struct delta delta)
 {
     const struct tensor *stored = tensor_source_find(s->base, slot->name);
     struct item *item = add_item(s);
@@ -113,7 +114,7 @@ static void add_matrix(struct merged *s, const struct matrix_slot *slot, struct 
     item->computed = true;
     item->slot = *slot;
     item->delta = delta;
-    item->t = (struct tensor){.name = mem_strdup(slot->name),
+    item->t = (struct tensor){.name = mem_strdup(name),
                               .type = type_of(s, stored),
                               .n_dims = 2,
                               .dims = {slot->transposed ? cols : rows, slot->transposed ? rows : cols}};
@@ -136,11 +137,24 @@ static bool changes_experts(const struct adapter *a)
     return false;
 }
 
+/* One matrix that is the head and the embedding table becomes two.  @return how many of them the adapter changes. */
+static int add_ends(struct merged *s, const struct tensors *tensors, const struct matrix_slot *head)
+{
+    struct matrix_slot table = {.rows = head->rows, .cols = head->cols, .table = true};
+    char head_name[TENSOR_NAME_MAX], table_name[TENSOR_NAME_MAX];
+    tensors_head_name(tensors, head_name);
+    tensors_embed_names(tensors, table.name, table_name);
+    struct delta of_head = delta_of_end(s, head), of_table = delta_of_end(s, &table);
+    add_matrix(s, head_name, head, of_head);
+    add_matrix(s, table_name, &table, of_table);
+    return (of_head.r > 0) + (of_table.r > 0);
+}
+
 static int add_matrices(struct merged *s)
 {
     const struct model_config *c = s->plan.c;
     struct tensors tensors = tensors_of(c, s->base);
-    bool experts = changes_experts(s->plan.adapter);
+    bool experts = changes_experts(s->plan.adapter) || s->plan.untie;
     int stacks = tensors_stacks(c), changed = 0, expert;
     for (int i = 0; i < stacks; i++) {
         struct stack stack;
@@ -149,10 +163,14 @@ static int add_matrices(struct merged *s)
         tensors_stack(&tensors, i, &stack);
         for (int k = 0; k < stack.n; at += stack.part[k++].rows) {
             const struct matrix_slot *slot = &stack.part[k];
+            if (slot->head && s->plan.untie) {
+                changed += add_ends(s, &tensors, slot);
+                continue;
+            }
             struct delta d =
                 layer < 0 ? delta_of_end(s, slot) : delta_of(s->plan.adapter, layer, gemm, expert, at, slot->rows);
             changed += d.r > 0;
-            if (is_computed(s, slot, &d, experts)) add_matrix(s, slot, d);
+            if (is_computed(s, slot, &d, experts)) add_matrix(s, slot->name, slot, d);
         }
     }
     return changed;

@@ -12,6 +12,7 @@ struct merge_plan {
     const struct adapter *adapter;
     enum tensor_type type; /* of the matrices that are computed; TENSOR_OTHER: that of the base's tensor */
     bool dequantise;       /* every matrix is computed, and nothing but matrices and vectors is listed */
+    bool untie;            /* the head is the embedding table in the base, and a matrix of its own here */
 };
 
 /* Borrows all, `base` too: model_source_open's.  A tensor that is computed has no data before tensor_source_populate,

@@ -67,6 +67,8 @@ struct quantize_options {
     void *arg;
     struct quantize_summary *summary;    /* filled when the model was calibrated; may be NULL */
     const struct tensor_source *weights; /* quantize_gguf: in place of the model's own tensors, borrowed; or NULL */
+    bool untie;                          /* quantize_gguf: those have a head beside the embedding table, whatever the
+                                            configuration says */
 };
 
 /* Reads the model in `dir` and writes `out` (created; must not hold a model yet): quantised matrices, the other tensors

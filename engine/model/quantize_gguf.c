@@ -361,6 +361,7 @@ int quantize_gguf(const char *dir, const char *out, const struct quantize_option
     int rc = model_config_read(dir, &c, e);
     if (!rc) rc = model_config_generates(&c, e);
     if (rc) return rc;
+    if (options->untie) c.tied = false;
     if (c.quant.name[0] && c.quant.method != QUANT_MXFP4 && !options->weights)
         return err_set(e, ERR_INVALID, "%s is quantised to %s already", dir, c.quant.name);
     struct output o = {.dir = dir, .c = &c, .options = options, .type = q8 ? GGML_Q8_0 : GGML_Q4_0, .e = e};

@@ -9,6 +9,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -132,6 +133,14 @@ struct sampling_params cmd_sampling(const struct settings *s)
         p.seed = v >> 11; /* below 2^53, like the server's */
     }
     return p;
+}
+
+bool cmd_writes_gguf(const struct settings *s)
+{
+    static const char end[] = ".gguf";
+    size_t n = s->out ? strlen(s->out) : 0;
+    if (strcmp(s->file_format, "auto")) return strcmp(s->file_format, "gguf") == 0;
+    return n > strlen(end) && strcasecmp(s->out + n - strlen(end), end) == 0;
 }
 
 int cmd_read_file(const char *path, struct buf *out, struct err *e)

@@ -43,6 +43,9 @@ struct model_options cmd_model_options(const struct settings *);
 /* @return the parameters from --temperature and similar options; a random seed unless one was given. */
 struct sampling_params cmd_sampling(const struct settings *);
 
+/* Whether a model is to be written as one GGUF file: as --format says, else by the name of --out. */
+bool cmd_writes_gguf(const struct settings *);
+
 enum { CMD_MAX_TEXT = 1 << 30 };
 /* Appends a whole file, or stdin for "-". */
 int cmd_read_file(const char *path, struct buf *out, struct err *e);

@@ -7,9 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char usage[] =
-    "tandem merge [--model DIR] --adapter DIR --out DIR [--type bf16|f16|f32]\n"
-    "       tandem merge [--model DIR] --adapter DIR --out FILE --format gguf [--type q8_0|q4_0]";
+static const char usage[] = "tandem merge [--model DIR] --adapter DIR --out DIR [--type bf16|f16|f32]\n"
+                            "       tandem merge [--model DIR] --adapter DIR --out FILE.gguf [--type q8_0|q4_0]";
 static const char about[] =
     "Writes a copy of a model whose weights have a LoRA adapter (a PEFT directory) added to them, for whoever serves "
     "one\n"
@@ -29,11 +28,12 @@ static bool is_gguf_type(const char *type)
 /* The type to write; NULL with *e: the format does not have it. */
 static const char *choose_type(const struct settings *s, struct err *e)
 {
-    bool gguf = strcmp(s->file_format, "gguf") == 0, any = strcmp(s->merge_type, "auto") == 0;
+    bool gguf = cmd_writes_gguf(s), any = strcmp(s->merge_type, "auto") == 0;
     if (gguf && any) return "q8_0";
-    if (any || strcmp(s->file_format, "auto") == 0 || gguf == is_gguf_type(s->merge_type)) return s->merge_type;
-    err_set(e, ERR_INVALID, "--type %s is not a type of --format %s: that has %s", s->merge_type, s->file_format,
-            gguf ? "q8_0 and q4_0" : "f32, bf16 and f16");
+    if (any || gguf == is_gguf_type(s->merge_type)) return s->merge_type;
+    if (!gguf && strcmp(s->file_format, "auto") == 0) return s->merge_type;
+    err_set(e, ERR_INVALID, "--type %s is not a type of --format %s: that has %s", s->merge_type,
+            gguf ? "gguf" : s->file_format, gguf ? "q8_0 and q4_0" : "f32, bf16 and f16");
     return NULL;
 }
 
@@ -54,6 +54,8 @@ static int run(const struct settings *s)
     if (summary.of[0] && !same_model(summary.of, summary.base))
         fprintf(stderr, "note: the adapter says that it was made for %s; it was merged into %s, where its shapes fit\n",
                 summary.of, summary.base);
+    if (summary.untied)
+        fprintf(stderr, "note: embedding table and head are one matrix in %s, and two in the copy\n", s->model);
     if (summary.dequantised) fprintf(stderr, "%s is quantised: it was dequantised first\n", s->model);
     fprintf(stderr, "%s: written, %d matrices with the adapter\n", s->out, summary.matrices);
     return 0;

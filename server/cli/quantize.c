@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 static const char usage[] = "tandem quantize [--model DIR] --out DIR [--type int8|int4|nf4] [--calibrate FILE]\n"
-                            "       tandem quantize [--model DIR] --out FILE --format gguf [--type q8_0|q4_0]\n"
+                            "       tandem quantize [--model DIR] --out FILE.gguf [--type q8_0|q4_0]\n"
                             "       tandem quantize --model DIR --verify-weights";
 static const char about[] =
     "Writes a copy of a model whose matrices are int8 or int4, packed as the processor takes them: it starts at once.\n"
@@ -31,11 +31,11 @@ static bool is_gguf_type(const char *type)
 /* The type to write; NULL with *e: the file's format does not have it. */
 static const char *choose_type(const struct settings *s, struct err *e)
 {
-    bool gguf = strcmp(s->file_format, "gguf") == 0;
+    bool gguf = cmd_writes_gguf(s);
     if (gguf && !settings_given(s, "type")) return "q8_0";
-    if (strcmp(s->file_format, "auto") == 0 || gguf == is_gguf_type(s->type)) return s->type;
-    err_set(e, ERR_INVALID, "--type %s is not a type of --format %s: that has %s", s->type, s->file_format,
-            gguf ? "q8_0 and q4_0" : "int8, int4 and nf4");
+    if (gguf == is_gguf_type(s->type) || (!gguf && strcmp(s->file_format, "auto") == 0)) return s->type;
+    err_set(e, ERR_INVALID, "--type %s is not a type of --format %s: that has %s", s->type,
+            gguf ? "gguf" : s->file_format, gguf ? "q8_0 and q4_0" : "int8, int4 and nf4");
     return NULL;
 }
 

@@ -317,7 +317,7 @@ static const struct setting_option table[] = {
      "TYPE", "weight type; auto: the model's own; q8_0 and q4_0 are written as a GGUF file"},
     {"format", "Output", SETTING_CHOICE, AT(file_format), "auto", 0, 0, "auto|safetensors|gguf",
      CMD_QUANTIZE | CMD_MERGE, true, "FORMAT",
-     "of the file: gguf holds q8_0 (the default there) or q4_0; auto: what the type needs"},
+     "of the file: gguf holds q8_0 (the default there) or q4_0; auto: what the type and the name of --out say"},
     {"layout", "Output", SETTING_CHOICE, AT(layout), "packed", 0, 0, "packed|canonical", CMD_QUANTIZE, true, "LAYOUT",
      "packed for the cpu device, which maps it: starts at once, shared by processes; canonical is for any device"},
     {"json", "Output", SETTING_BOOL, AT(json), "false", 0, 0, NULL,

@@ -69,18 +69,19 @@ static bool merge(const char *model, const char *adapter, const char *out, const
     return merge_adapter(model, adapter, out, &o, e) == 0;
 }
 
-static bool check(const char *models, const char *base, const char *adapters, const char *name, const char *tmp)
+static bool check(const char *models, const char *base, const char *adapters, const char *name, const char *tmp,
+                  int *untied)
 {
     char *model = file_join(models, base), *adapter = file_join(adapters, name), *out = file_join(tmp, "merged");
     struct err e = {0};
     struct merge_summary s;
     double worst = NAN;
-    bool merged = merge(model, adapter, out, "auto", &s, &e), tied = strstr(e.msg, "one matrix in this model");
+    bool merged = merge(model, adapter, out, "auto", &s, &e);
     bool ok =
         merged && compare_logits(out, adapter, &worst, &e) && worst <= TOLERANCE && s.matrices > 0 && !s.dequantised;
-    if (tied) ok = !merged && access(out, F_OK) && (strstr(name, "--ends") || strstr(name, "--embedding"));
-    printf("%s %-30s %3d matrices, worst logit difference %.2e %s\n", ok ? "ok  " : "FAIL", name, s.matrices, worst,
-           e.msg);
+    printf("%s %-30s %3d matrices, worst logit difference %.2e%s %s\n", ok ? "ok  " : "FAIL", name, s.matrices, worst,
+           s.untied ? ", head and table apart" : "", e.msg);
+    *untied += s.untied;
     dir_remove(out);
     free(out), free(adapter), free(model);
     return ok;
@@ -110,18 +111,18 @@ int main(int argc, char **argv)
 {
     if (argc != 3) return fprintf(stderr, "usage: adapter_merge_test MODELS ADAPTERS\n"), 2;
     char tmp[] = "/tmp/tandem-test-XXXXXX", base[64];
-    int merged = 0, failed = 0;
+    int merged = 0, failed = 0, untied = 0;
     if (!mkdtemp(tmp)) return 1;
     DIR *d = opendir(argv[2]);
     for (struct dirent *f; d && (f = readdir(d));) {
         const char *end = strstr(f->d_name, "--");
         if (!end || strstr(end, "--refused-")) continue;
         snprintf(base, sizeof base, "%.*s", (int)(end - f->d_name), f->d_name);
-        failed += !check(argv[1], base, argv[2], f->d_name, tmp);
+        failed += !check(argv[1], base, argv[2], f->d_name, tmp, &untied);
         merged++;
     }
     if (d) closedir(d);
     failed += !check_room(argv[1], argv[2], tmp);
     printf("%d merged, %d failures\n", merged, failed);
-    return failed || merged < 35;
+    return failed || merged < 35 || untied < 3;
 }

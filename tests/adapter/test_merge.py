@@ -105,6 +105,26 @@ def test_gguf(kind, tmp_path):
     assert (tmp_path / "llama-gqa.gguf").read_bytes() == (tmp_path / "want.gguf").read_bytes()
 
 
+@pytest.mark.parametrize("name, adapter", [("gemma3", "gemma3--embedding"), ("phi-tied", "phi-tied--ends"), ("gpt2", "gpt2--embedding")])
+def test_head_and_table_apart(name, adapter, tmp_path):
+    """One matrix becomes two, where the adapter changes one of them, or both in different ways.  (Logits: merge_test.c)"""
+    says = merge(MODELS / name, ADAPTERS / adapter, tmp_path / "m")
+    base, got, added = tensors(MODELS / name), tensors(tmp_path / "m"), products(ADAPTERS / adapter)
+    assert "two in the copy" in says and len(got) == len(base) + 1
+    table = next(key for key in base if key.endswith(("embed_tokens.weight", "wte.weight")))
+    assert floats(got["lm_head.weight"]).shape == floats(got[table]).shape == floats(base[table]).shape
+    assert not np.array_equal(floats(got["lm_head.weight"]), floats(got[table]))
+    if not any("lm_head" in key for key in added):
+        assert got["lm_head.weight"] == base[table]
+    assert all(got[key] == base[key] for key in base if key != table and not any(key in name for name in added))
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["tie_word_embeddings"] is False
+    if name == "gpt2":  # the same as a GGUF file of the floats
+        merge(MODELS / name, ADAPTERS / adapter, tmp_path / "gpt2.gguf")
+        merge(MODELS / name, ADAPTERS / adapter, tmp_path / "gpt2", "--type", "f32")
+        tandem("quantize", "--model", tmp_path / "gpt2", "--out", tmp_path / "want.gguf")
+        assert (tmp_path / "gpt2.gguf").read_bytes() == (tmp_path / "want.gguf").read_bytes()
+
+
 @pytest.mark.parametrize("name, adapter", [("gpt-neox", "gpt-neox--all-linear"), ("gpt2", "gpt2--conv1d"), ("mixtral", "mixtral--experts")])
 def test_quantised_gguf_base(name, adapter, tmp_path):
     """What a GGUF file's blocks stand for, plus the adapter: of the floats that a canonical directory would have."""

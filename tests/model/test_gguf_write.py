@@ -183,13 +183,15 @@ def test_from_gguf(text, tmp_path):
 
 
 def test_format(tmp_path):
-    """--format gguf is q8_0 by itself, and types of the other format are refused by name."""
+    """--format gguf and a name of --out that ends so are q8_0 by themselves, and types of the other format are refused by name."""
     model = MODELS / "qwen2"
-    for i, words in enumerate((["--format", "gguf"], ["--type", "q8_0"], ["--format", "gguf", "--type", "q8_0"])):
+    for i, words in enumerate((["--format", "gguf"], ["--type", "q8_0"], ["--format", "gguf", "--type", "q8_0"], [])):
         tandem("quantize", "--model", model, "--out", tmp_path / f"{i}.gguf", *words)
-    files = {(tmp_path / f"{i}.gguf").read_bytes() for i in range(3)}
+    files = {(tmp_path / f"{i}.gguf").read_bytes() for i in range(4)}
     assert len(files) == 1
     for words, wanted in ((["--format", "gguf", "--type", "int4"], "--type int4 is not a type of --format gguf: that has q8_0 and q4_0"),
                           (["--format", "safetensors", "--type", "q4_0"], "--type q4_0 is not a type of --format safetensors")):
         assert wanted in tandem("quantize", "--model", model, "--out", tmp_path / "no", *words, status=1)
-    assert not (tmp_path / "no").exists()
+    assert "--type int4" in tandem("quantize", "--model", model, "--out", tmp_path / "no.gguf", "--type", "int4", status=1)
+    tandem("quantize", "--model", model, "--out", tmp_path / "named.gguf", "--format", "safetensors")
+    assert (tmp_path / "named.gguf").is_dir() and not list(tmp_path.glob("no*"))

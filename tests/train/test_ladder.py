@@ -18,8 +18,10 @@ def test_every_rung(tmp_path):
     rungs = json.loads((tmp_path / "figures.json").read_text())["rungs"]
     assert [r["rung"] for r in rungs] == ["naive", "accumulation", "bf16", "packing", "LoRA", "int8", "one by one", "batches", "bf16", "int8", "int4"]
     assert all(r["samples_per_s"] > 0 and 0 < r["peak_gb"] < 8 for r in rungs)
-    loss = {r["rung"]: r["loss"] for r in rungs if r["phase"] == "training"}
+    loss, served = ({r["rung"]: r["loss"] for r in rungs if r["phase"] == phase} for phase in ("training", "inference"))
     assert loss["naive"] < loss["accumulation"] < 7.7  # ln 2048 is 7.62; a row a step has more steps
     assert abs(loss["bf16"] - loss["accumulation"]) < 0.1
     assert loss["LoRA"] < loss["packing"]
+    assert served["one by one"] == served["batches"] and abs(served["batches"] - loss["packing"]) < 0.2  # which leaves out first tokens
+    assert 0 < abs(served["int8"] - served["bf16"]) < 0.02 and 0 < abs(served["int4"] - served["bf16"]) < 0.2
     assert all(f"| {r['rung']} |" in got.stdout for r in rungs)

@@ -30,6 +30,8 @@ static int add_step(struct tfevents *f, const struct train_event *ev, struct err
         {"time/optimizer", ev->part[TRAIN_OPTIMIZER]},
         {"time/wait", ev->part[TRAIN_WAIT]},
         {"time/other", ev->part[TRAIN_OTHER]},
+        {"utilization/host", ev->host_use},
+        {"utilization/device", ev->device_use},
         {"memory/host_peak_bytes", (double)ev->usage.host_peak},
         {"memory/device_peak_bytes", (double)ev->usage.device_peak}, /* last: 0 without such a device */
     };

@@ -236,5 +236,5 @@ void train_advice_text(const struct train_advice *a, char *out, size_t size)
 
 struct train_facts train_facts_of(const struct train_event *e)
 {
-    return (struct train_facts){.usage = e->usage, .plan = *e->plan};
+    return (struct train_facts){.usage = e->usage, .plan = *e->plan, .clock_ratio = e->usage.speed_ratio};
 }

@@ -148,6 +148,15 @@ static void update(struct train *t, double rate, double norm)
     if (!t->lora_method) train_full_use(&t->full, &t->o, t->o.p);
 }
 
+static const double WAITS_LITTLE = 0.02; /* of its steps' time */
+
+/* A job that waits for serving is slower then for other reasons than the machine's. */
+static double speed_of_job(const struct train *t)
+{
+    const struct train_usage *u = &t->usage;
+    return u->part[TRAIN_WAIT] > WAITS_LITTLE * u->seconds ? 0 : speed_ratio(&t->speed);
+}
+
 /* The step is done: its time and its work. */
 static double count_step(struct train *t, const struct sums *sum)
 {
@@ -159,6 +168,10 @@ static double count_step(struct train *t, const struct sums *sum)
     u->micro_batches += sum->micro_batches;
     u->rows += sum->rows;
     u->tokens += sum->tokens;
+    u->cpu_seconds += (double)t->clock.cpu * 1e-9;
+    double computing = t->clock.part[TRAIN_FORWARD] + t->clock.part[TRAIN_BACKWARD];
+    if (computing > 0) speed_add(&t->speed, (double)sum->tokens / computing);
+    u->speed_ratio = speed_of_job(t);
     train_note_peaks(t, false);
     return took;
 }
@@ -205,6 +218,8 @@ static enum outcome train_step(struct train *t, struct err *e)
     ev.tokens_per_s = (double)sum.tokens / took;
     ev.rows_per_s = (double)sum.rows / took;
     memcpy(ev.part, t->clock.part, sizeof ev.part);
+    ev.host_use = (double)t->clock.cpu * 1e-9 / (took * t->cores);
+    ev.device_use = (ev.part[TRAIN_FORWARD] + ev.part[TRAIN_BACKWARD] + ev.part[TRAIN_OPTIMIZER]) / took;
     t->fn(t->arg, &ev);
     if (good) {
         look_at_norm(t, norm);

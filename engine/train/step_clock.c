@@ -31,6 +31,7 @@ void step_clock_start(struct step_clock *c)
     memset(c->part, 0, sizeof c->part);
     c->start = c->at = clock_now();
     c->waited = scheduler_gate_waited(c->gate);
+    c->cpu = clock_cpu();
 }
 
 void step_clock_read(struct step_clock *c, enum train_part part)
@@ -49,5 +50,6 @@ void step_clock_divide(struct step_clock *c, enum train_part part, double share,
 double step_clock_end(struct step_clock *c)
 {
     step_clock_read(c, TRAIN_OTHER);
+    c->cpu = clock_cpu() - c->cpu;
     return (double)(c->at - c->start) * SECONDS;
 }

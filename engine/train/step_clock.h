@@ -14,6 +14,7 @@ struct step_clock {
     struct scheduler_gate *gate; /* or NULL */
     uint64_t start, at;          /* clock: of the step; of the last read */
     uint64_t waited;             /* the gate's, at the last read */
+    uint64_t cpu;                /* clock_cpu at the start; after the step, what it took */
     double part[TRAIN_PARTS];    /* seconds so far */
 };
 

@@ -1,6 +1,7 @@
 /* Opening and closing a trainer; the training loop is in loop.c. */
 #include "engine/train/train.h"
 
+#include "engine/base/cpus.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "engine/model/family.h"
@@ -128,6 +129,7 @@ static struct train *train_new(const struct train_job *job, struct model *m, str
     t->job.model_dir = copy_text(job->model_dir);
     t->job.dir = copy_text(job->dir);
     t->job.out = copy_text(job->out);
+    t->cores = cpus_available();
     t->clock = (struct step_clock){.d = m->d, .gate = gate};
     t->ckpt_dir = job->dir ? file_join(job->dir, "checkpoints") : NULL;
     t->bf16_x = m->d->bf16_x;

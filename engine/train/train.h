@@ -134,7 +134,9 @@ struct train_usage {
     double seconds;                          /* of the steps */
     double part[TRAIN_PARTS];                /* the same, by part */
     double eval_seconds, checkpoint_seconds; /* beside the steps */
-    size_t host_peak;                        /* resident bytes of the process at their highest */
+    double cpu_seconds;                      /* processor time of the process during the steps, serving's included */
+    double speed_ratio; /* of the last steps relative to the first, in computing; 0: unknown, also when they waited */
+    size_t host_peak;   /* resident bytes of the process at their highest */
     size_t device_peak; /* bytes allocated on a device with its own memory at their highest, serving's included; 0: the
                            device uses the host's */
 };
@@ -173,6 +175,8 @@ struct train_event {
     double tokens_per_s; /* all tokens of the step, over its wall time */
     double rows_per_s;
     double part[TRAIN_PARTS];       /* seconds of the step by part; STEP only */
+    double host_use, device_use;    /* of the step: shares of the cores' time that the process took, and of the device's
+                                       in which it computed for the job; STEP only */
     int64_t tokens, trained_tokens; /* so far */
     double seconds, eta_s; /* training time so far, including earlier runs; estimated remaining time, NAN: unknown */
     int64_t skipped;       /* steps skipped so far for a non-finite loss or gradient */

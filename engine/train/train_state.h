@@ -14,6 +14,7 @@
 #include "engine/train/prefetch.h"
 #include "engine/train/rows.h"
 #include "engine/train/scheduler_gate.h"
+#include "engine/train/speed.h"
 #include "engine/train/step_clock.h"
 #include "engine/train/train.h"
 
@@ -73,6 +74,8 @@ struct train {
     void *arg;
     struct step_clock clock;
     struct train_usage usage;
+    struct speed speed;
+    int cores;         /* that the process may use */
     uint64_t peaks_at; /* clock, when the peaks were last read */
     int norm_warnings;
     struct buf where;   /* of the last step that was replayed, what train_locate found; owned */

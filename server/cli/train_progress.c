@@ -115,6 +115,7 @@ void train_summary_text(struct buf *out, const struct train_progress *p, const s
     buf_printf(out, "\nmemory at most: %.2f GiB of the host", (double)u->host_peak / GIB);
     if (u->device_peak) buf_printf(out, ", %.2f GiB of the device", (double)u->device_peak / GIB);
     buf_char(out, '\n');
+    if (u->cpu_seconds > 0) buf_printf(out, "processor: %.2f cores on average\n", u->cpu_seconds / u->seconds);
     if (isfinite(p->best_loss)) buf_printf(out, "best evaluation: loss %.4f\n", p->best_loss);
     if (p->cost_per_hour > 0)
         buf_printf(out, "cost: %.4g at %g an hour\n", all / 3600 * p->cost_per_hour, p->cost_per_hour);

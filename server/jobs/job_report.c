@@ -114,6 +114,7 @@ void job_put_usage(struct buf *b, const struct train_event *ev)
     job_put_parts(b, u->part);
     put_number(b, "evaluation_seconds", u->eval_seconds);
     put_number(b, "checkpoint_seconds", u->checkpoint_seconds);
+    put_number(b, "cpu_seconds", u->cpu_seconds);
     put_number(b, "tokens", (double)u->tokens);
     put_number(b, "rows", (double)u->rows);
     put_number(b, "tokens_per_s", (double)u->tokens / u->seconds);

@@ -1,5 +1,6 @@
 """POST /train and what is below it, against the daemon with the demo model."""
 import json
+import os
 import subprocess
 import threading
 
@@ -89,6 +90,7 @@ def test_usage(train, done):
     assert abs(sum(used["step_seconds"].values()) - used["seconds"]) < 1e-3 * used["seconds"]
     assert min(used["step_seconds"][part] for part in ("forward", "backward", "optimizer")) > 0
     assert used["tokens_per_s"] > 0 and used["peak_host_bytes"] > 1 << 20 and used["micro_batches_per_step"] >= 1
+    assert 0 < used["cpu_seconds"] <= 1.1 * os.cpu_count() * used["seconds"] + 0.1
     assert any("Trained 8 steps" in e["message"] for e in events(train, done["id"]))
 
 

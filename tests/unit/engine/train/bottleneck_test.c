@@ -13,8 +13,10 @@
 #include "engine/train/bottleneck.h"
 #include "engine/train/model.h"
 #include "engine/train/rows.h"
+#include "engine/train/speed.h"
 #include "tests/train/rows.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -159,6 +161,20 @@ static void test_machine(void **state)
     expect(f, NULL, NULL, 0);
 }
 
+/* The median of the first sixteen steps after two, against that of the last. */
+static void test_speed(void **state)
+{
+    (void)state;
+    struct speed s = {0};
+    for (int i = 0; i < SPEED_LEAST; i++) {
+        assert_true(speed_ratio(&s) == 0);
+        speed_add(&s, i < SPEED_WARM_UP ? 1 : i % 5 == 0 ? 1 : 200 - i);
+    }
+    assert_float_equal(speed_ratio(&s), 160.5 / 190.5, 0.02);
+    for (int i = 0; i < SPEED_STEPS; i++) speed_add(&s, 95);
+    assert_float_equal(speed_ratio(&s), 0.5, 0.01);
+}
+
 static void test_beside_the_steps(void **state)
 {
     (void)state;
@@ -191,7 +207,8 @@ static void test_order(void **state)
 
 /* A source of data that takes four times as long as computing its rows, on a machine with four cores. */
 static atomic_bool slow;
-static _Atomic uint64_t computed; /* ns that the last micro-batch took */
+static _Atomic uint64_t computed;            /* ns that the last micro-batch took */
+static atomic_int throttled_after = INT_MAX; /* micro-batches: then each takes ten times as long */
 
 struct train_loss __real_train_model_run(struct train_model *, const struct micro *, bool, float);
 struct train_loss __wrap_train_model_run(struct train_model *, const struct micro *, bool, float);
@@ -201,20 +218,25 @@ void __wrap_micro_fill(struct micro *, const struct train_rows *, const struct m
                        uint64_t);
 int __wrap_cpus_available(void);
 
+static void wait_ns(uint64_t ns)
+{
+    nanosleep(&(struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)}, NULL);
+}
+
 struct train_loss __wrap_train_model_run(struct train_model *m, const struct micro *b, bool back, float scale)
 {
     uint64_t start = clock_now();
     struct train_loss l = __real_train_model_run(m, b, back, scale);
-    atomic_store(&computed, clock_now() - start);
+    uint64_t took = clock_now() - start;
+    atomic_store(&computed, took);
+    if (back && atomic_fetch_sub(&throttled_after, 1) <= 0) wait_ns(9 * took);
     return l;
 }
 
 void __wrap_micro_fill(struct micro *b, const struct train_rows *r, const struct microbatches_step *s, uint32_t from,
                        uint32_t to, uint64_t first)
 {
-    uint64_t ns = 4 * atomic_load(&computed);
-    struct timespec t = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
-    if (atomic_load(&slow)) nanosleep(&t, NULL);
+    if (atomic_load(&slow)) wait_ns(4 * atomic_load(&computed));
     __real_micro_fill(b, r, s, from, to, first);
 }
 
@@ -303,6 +325,19 @@ static void test_slow_data(void **state)
     assert_false(named(&r, "recomputation"));
 }
 
+static void test_throttled_machine(void **state)
+{
+    (void)state;
+    struct train_params p = short_job();
+    p.batch_tokens = 64;
+    p.max_steps = SPEED_LEAST;
+    atomic_store(&throttled_after, SPEED_LEAST / 2);
+    struct planted r = run_planted(&p, 1);
+    atomic_store(&throttled_after, INT_MAX);
+    assert_int_equal(r.facts.usage.micro_batches, SPEED_LEAST);
+    if (!named(&r, "throttled clocks")) fail_msg("%.3f of the speed", r.facts.clock_ratio);
+}
+
 static void test_few_threads(void **state)
 {
     (void)state;
@@ -378,13 +413,14 @@ static void test_over_budget(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_healthy),       cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_small_batches), cmocka_unit_test(test_recompute),
-        cmocka_unit_test(test_threads),       cmocka_unit_test(test_beside_the_steps),
-        cmocka_unit_test(test_machine),       cmocka_unit_test(test_order),
-        cmocka_unit_test(test_slow_data),     cmocka_unit_test(test_few_threads),
-        cmocka_unit_test(test_tiny_batches),  cmocka_unit_test(test_needless_recomputation),
-        cmocka_unit_test(test_over_budget),
+        cmocka_unit_test(test_healthy),           cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_small_batches),     cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_threads),           cmocka_unit_test(test_beside_the_steps),
+        cmocka_unit_test(test_machine),           cmocka_unit_test(test_order),
+        cmocka_unit_test(test_slow_data),         cmocka_unit_test(test_few_threads),
+        cmocka_unit_test(test_tiny_batches),      cmocka_unit_test(test_needless_recomputation),
+        cmocka_unit_test(test_over_budget),       cmocka_unit_test(test_speed),
+        cmocka_unit_test(test_throttled_machine),
     };
     if (argc > 1) fixtures = argv[1];
     return cmocka_run_group_tests_name("bottleneck", tests, NULL, NULL);

@@ -63,6 +63,7 @@ static void on_measured(void *arg, const struct train_event *e)
         m->part[i] += e->part[i];
         sum += e->part[i];
     }
+    assert_true(e->host_use > 0 && e->device_use > 0 && e->device_use <= 1 + 1e-9);
     double rows = e->rows_per_s * sum; /* the parts are the whole step */
     assert_float_equal(rows, round(rows), 1e-6);
     m->steps++;
@@ -105,7 +106,7 @@ static void test_usage(void **state)
         assert_true(u.part[TRAIN_DATA] > 0 && u.part[TRAIN_FORWARD] > 0 && u.part[TRAIN_BACKWARD] > 0);
         assert_true(u.part[TRAIN_OPTIMIZER] > 0);
         assert_true(u.part[TRAIN_WAIT] == 0); /* no gate */
-        assert_true(u.usage.host_peak > 0);
+        assert_true(u.usage.host_peak > 0 && u.usage.cpu_seconds > 0);
         assert_int_equal(u.usage.device_peak > 0, i == 1);
         free(data);
         model_close(&m);

@@ -55,13 +55,13 @@ static void test_summary(void **state)
                         "other 0.0 %\n"
                         "memory at most: 3.00 GiB of the host\n");
     buf_clear(&text);
-    u.device_peak = (size_t)1 << 29, u.eval_seconds = 120, u.checkpoint_seconds = 50;
+    u.device_peak = (size_t)1 << 29, u.eval_seconds = 120, u.checkpoint_seconds = 50, u.cpu_seconds = 15;
     p.best_loss = 1.5, p.cost_per_hour = 20;
     train_summary_text(&text, &p, &u);
     assert_non_null(strstr(text.data, "10 steps in 3:00: 500 tokens/s"));
     assert_non_null(strstr(text.data, "evaluations 2:00; checkpoints 50 s\n"));
-    assert_non_null(
-        strstr(text.data, ", 0.50 GiB of the device\nbest evaluation: loss 1.5000\ncost: 1 at 20 an hour\n"));
+    assert_non_null(strstr(text.data, ", 0.50 GiB of the device\nprocessor: 1.50 cores on average\nbest evaluation: "
+                                      "loss 1.5000\ncost: 1 at 20 an hour\n"));
     buf_clear(&text);
     u.steps = 0; /* a job that was done already */
     train_summary_text(&text, &p, &u);

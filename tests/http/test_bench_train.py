@@ -60,7 +60,7 @@ def test_a_table_with_more_rows_than_the_tokenizer_has_tokens(run, tmp_path):
     loader.exec_module(ladder)
     ladder.make_model(tmp_path, {**ladder.SMALL, "vocab_size": 4096})
     doc = json.loads(ok(run("bench", "--train", "--model", tmp_path, "--batch", "1", "--lengths", "32", "--repeat", 1, "--switches=false", "--json",
-                        timeout=300)))
+                            "--memory-mib", 64, timeout=300)))
     assert doc["rows"][0]["tokens_per_s"] > 0
 
 

@@ -69,6 +69,39 @@ static void test_budgets(void **state)
     }
 }
 
+#ifndef TANDEM_SANITIZED /* which takes minutes for its arithmetic */
+/* A device with memory of its own: its kernels sum unit by unit as well. */
+static void test_budgets_on_simt(void **state)
+{
+    (void)state;
+    char why[160];
+    struct dev *d = dev_open(&(struct dev_config){.name = "simt", .threads = 1}, why);
+    if (!d) skip(); /* not in this build */
+    dev_close(d);
+    struct model m = open_model("mistral", "simt", 1);
+    struct dataset *data = rows_make(ROWS, m.c.vocab, 3);
+    struct train_params p = auto_params(TRAIN_LORA);
+    p.batch_tokens = 1024;
+    p.max_steps = 2;
+    p.eval_fraction = 0;
+    struct train_plan large, small;
+    assert_true(plan_of(&m, data, &p, &large));
+    assert_true(large.own_memory);
+    p.memory_mib = 1;
+    while (!plan_of(&m, data, &p, &small)) p.memory_mib++;
+    if (small.micro_tokens > large.micro_tokens / 2)
+        fail_msg("%d tokens with %d MiB, else %d", small.micro_tokens, p.memory_mib, large.micro_tokens);
+    struct run less = run_job(&m, data, &p, "less", -1);
+    p.memory_mib = 0;
+    struct run all = run_job(&m, data, &p, "all", -1);
+    same_runs(&less, &all);
+    same_result("less", "all", "a small budget and a large one");
+    remove_tree(scratch);
+    free(data);
+    model_close(&m);
+}
+#endif
+
 /* Where sums cannot be made unit by unit, micro-batches are units with any memory. */
 static void test_units_alone(void **state)
 {
@@ -158,6 +191,9 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_budgets),
+#ifndef TANDEM_SANITIZED
+        cmocka_unit_test(test_budgets_on_simt),
+#endif
         cmocka_unit_test(test_units_alone),
         cmocka_unit_test(test_out_of_memory),
     };

@@ -1,11 +1,15 @@
 """lm-eval through local-completions, with the daemon's tokenizer and with a copy: its scores are transformers' (make_scores.py)."""
+import hashlib
+import importlib.machinery
+import importlib.util
 import json
+import lzma
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from client_rig import BINARY, DEMO, NEEDS_DEMO, package, start  # noqa: F401
+from client_rig import BINARY, DEMO, NEEDS_DEMO, ROOT, package, start  # noqa: F401
 
 pytestmark = NEEDS_DEMO
 lm_eval = package("lm_eval")
@@ -20,7 +24,7 @@ BACKENDS = {"remote": {"tokenizer_backend": "remote"}, "auto": {}, "huggingface"
 
 @pytest.fixture(scope="module")
 def daemon(start):  # noqa: F811
-    with start(*EXACT, model=DEMO) as s:
+    with start(*EXACT, "--chat-template", "plain", model=DEMO) as s:
         yield s
         s.wait_idle()
 
@@ -49,6 +53,53 @@ def test_scores(daemon, tasks, backend, concurrent):
         assert [g[0] for g in got] == pytest.approx([w[0] for w in want], abs=1e-3)
     assert [a[0] for a in answers["demo_texts"]] == pytest.approx(SCORES["texts"], abs=2e-3)
     assert [a[0].removesuffix(".") for a in answers["demo_stories"]] == SCORES["stories"]
+
+
+@pytest.mark.parametrize("model", ["local-completions", "local-chat-completions"])
+def test_generation_without_a_tokenizer(daemon, tasks, model):
+    """tokenizer_backend None: the harness sends texts, and asks for nothing but texts."""
+    url = daemon.url + ("/v1/completions" if model == "local-completions" else "/v1/chat/completions")
+    arguments = {"model": "demo", "base_url": url, "max_length": 512, "max_retries": 1, "tokenizer_backend": None, "tokenized_requests": False}
+    done = lm_eval.simple_evaluate(model=model, model_args=arguments, tasks=["demo_stories"], task_manager=tasks, bootstrap_iters=0,
+                                   log_samples=True, apply_chat_template=model == "local-chat-completions")
+    got = [s["filtered_resps"][0] for s in sorted(done["samples"]["demo_stories"], key=lambda s: s["doc_id"])]
+    assert len(got) == len(SCORES["stories"]) and all(got)
+    if model == "local-completions":
+        assert [g.removesuffix(".") for g in got] == SCORES["stories"]
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    """A small GPT-2 with random weights and GPT-2's own tokenizer, which tiktoken has as well: its two files are made from ours."""
+    loader = importlib.machinery.SourceFileLoader("ladder", str(ROOT / "scripts/ladder"))
+    ladder = importlib.util.module_from_spec(importlib.util.spec_from_loader("ladder", loader))
+    loader.exec_module(ladder)
+    folder, cache = tmp_path_factory.mktemp("model") / "gpt2", tmp_path_factory.mktemp("tiktoken")
+    folder.mkdir()
+    ladder.make_model(folder, {**ladder.SMALL, "vocab_size": 50257, "bos_token_id": 50256, "eos_token_id": 50256})
+    text = lzma.open(ROOT / "tests/fixtures/tokenizers/gpt2.json.xz").read()
+    (folder / "tokenizer.json").write_bytes(text)
+    bpe = json.loads(text)["model"]
+    merges = "".join(f"{m if isinstance(m, str) else ' '.join(m)}\n" for m in bpe["merges"])
+    for name, content in (("vocab.bpe", "#version: 0.2\n" + merges), ("encoder.json", json.dumps(dict(sorted(bpe["vocab"].items(), key=lambda v: v[1]))))):
+        url = f"https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/{name}"
+        (cache / hashlib.sha1(url.encode()).hexdigest()).write_text(content)
+    return folder, cache
+
+
+def test_tiktoken(start, tasks, gpt2, monkeypatch):  # noqa: F811
+    """The harness counts tokens with tiktoken, and gets what it gets with the daemon's own tokenizer."""
+    package("tiktoken")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(gpt2[1]))
+    names, got = ["demo_choices", "demo_texts"], {}
+    with start(*EXACT, model=gpt2[0]) as s:
+        for backend in ("remote", "tiktoken"):
+            arguments = {"model": "gpt2", "base_url": s.url + "/v1/completions", "max_length": 512, "max_retries": 1, "tokenizer_backend": backend}
+            samples = lm_eval.simple_evaluate(model="local-completions", model_args=arguments, tasks=names, task_manager=tasks, bootstrap_iters=0,
+                                              log_samples=True)["samples"]
+            answers = [s["filtered_resps"] for name in names for s in sorted(samples[name], key=lambda s: s["doc_id"])]
+            got[backend] = [r[0] if isinstance(r, (list, tuple)) else r for row in answers for r in row]
+    assert len(got["remote"]) > 20 and got["tiktoken"] == pytest.approx(got["remote"], abs=1e-3)
 
 
 def tandem_eval(folder, data, *args):

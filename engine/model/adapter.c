@@ -118,7 +118,7 @@ void lora_module_name(const struct model_config *c, int layer, const struct lora
 void lora_layer_prefix(const struct model_config *c, int layer, char out[64])
 {
     const struct tensor_table *t = c->family->tensors;
-    snprintf(out, 64, "%s%s.%d.", t->prefix[0], t->layers, layer);
+    snprintf(out, 64, "%s%s.%d.", c->with_images ? IMAGES_PREFIX : t->prefix[0], t->layers, layer);
 }
 
 static size_t stored_row(const struct lora_module *m, int i)

@@ -13,6 +13,41 @@ enum { CONFIG_LIMIT = 16 << 20 };
 
 /* ---- the parts ---- */
 
+/* Of a model that also takes images: its text model's fields, with those beside text_config that concern it.
+ * @return `j`, or text_config in its place */
+static cJSON *take_text_config(struct fields *f, cJSON *j, struct model_config *c)
+{
+    static const struct {
+        const char *model_type, *text; /* what the text model is unless its model_type says */
+    } known[] = {{"gemma3", "gemma3_text"}, {"mistral3", "mistral"}};
+    static const char *const beside[] = {"architectures", "dtype",        "torch_dtype",        "quantization_config",
+                                         "eos_token_id",  "pad_token_id", "tie_word_embeddings"};
+    const char *type = get_text(f, "model_type"), *text = NULL;
+    for (size_t i = 0; type && i < sizeof known / sizeof *known; i++)
+        if (strcmp(type, known[i].model_type) == 0) text = known[i].text;
+    if (!text) return j;
+    if (!object(f, "text_config")) {
+        need(f, "text_config");
+        if (!f->rc) f->rc = err_set(f->e, ERR_INVALID, "%s: text_config is empty", f->file);
+        return j;
+    }
+    cJSON *t = cJSON_DetachItemFromObjectCaseSensitive(j, "text_config");
+    f->j = t;
+    for (size_t i = 0; i < sizeof beside / sizeof *beside; i++) {
+        if (get(f, beside[i])) continue;
+        cJSON_DeleteItemFromObjectCaseSensitive(t, beside[i]); /* null */
+        cJSON *v = cJSON_DetachItemFromObjectCaseSensitive(j, beside[i]);
+        if (v) cJSON_AddItemToObject(t, beside[i], v);
+    }
+    if (!get(f, "model_type")) {
+        cJSON_DeleteItemFromObjectCaseSensitive(t, "model_type");
+        cJSON_AddStringToObject(t, "model_type", text);
+    }
+    cJSON_Delete(j);
+    c->with_images = true;
+    return t;
+}
+
 static void read_family(struct fields *f, struct model_config *c)
 {
     const char *type = get_text(f, "model_type");
@@ -318,8 +353,14 @@ static void read_sizes(struct fields *f, struct model_config *c)
 {
     const struct family_fields *n = &c->family->field;
     const struct family_defaults *o = &c->family->otherwise;
-    const char *needed[] = {n->hidden, n->layers, n->heads, n->inter};
-    for (int i = 0; i < (o->inter_per_hidden ? 3 : 4); i++) need(f, needed[i]);
+    if (!o->vocab) need(f, "vocab_size");
+    c->vocab = o->vocab;
+    get_int(f, "vocab_size", 1, MAX_VOCAB, &c->vocab);
+    need(f, n->hidden);
+    need(f, n->layers);
+    if (!o->heads) need(f, n->heads);
+    if (!o->inter_per_hidden) need(f, n->inter);
+    c->heads = o->heads;
     get_int(f, n->hidden, 1, MAX_WIDTH, &c->hidden);
     get_int(f, n->layers, 1, MAX_LAYERS, &c->layers);
     get_int(f, n->heads, 1, MAX_HEADS, &c->heads);
@@ -480,12 +521,11 @@ int model_config_parse(const char *config, const char *generation, struct model_
     } else if (!cJSON_IsObject(j)) {
         f.rc = err_set(e, ERR_INVALID, "config.json is not a JSON object");
     }
+    if (!f.rc) j = take_text_config(&f, j, c);
     if (!f.rc) read_family(&f, c);
     if (!f.rc) c->encoder = c->family->encoder;
     if (!f.rc) c->classifier = is_classifier(&f);
     if (!f.rc) check_positions(&f, c);
-    need(&f, "vocab_size");
-    get_int(&f, "vocab_size", 1, MAX_VOCAB, &c->vocab);
     if (!f.rc) read_sizes(&f, c);
     if (!f.rc) read_layers(&f, c);
     if (!f.rc) refuse_foreign(&f, c);

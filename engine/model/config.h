@@ -28,6 +28,7 @@ struct model_config {
     bool qkv_bias, o_bias, mlp_bias, norm_bias;
     bool encoder;                   /* as the family's */
     bool classifier;                /* *ForSequenceClassification: a head of labels, no LM head */
+    bool with_images;               /* the text model of one that also takes images: text_config */
     int types;                      /* token types; 0: no table of them */
     int first_pos;                  /* row of the position table that the first position has */
     struct block block[BLOCKS_MAX]; /* the kinds of layers */

@@ -207,6 +207,19 @@ static void set_lengths(struct fields *f, struct model_config *c)
     if (longest > c->max_len) c->max_len = (int)fmin(longest, MAX_POSITIONS);
 }
 
+/* Ministral 3 multiplies queries by 1 + beta log(1 + floor(position / old_len)), which is 1 before old_len: texts end
+ * there, because scaled queries are not implemented. */
+static void limit_queries(struct fields *f, const cJSON *rule, struct model_config *c)
+{
+    struct fields s = {rule, f->e, f->file, f->rc};
+    double beta = 0;
+    need(&s, "llama_4_scaling_beta"); /* transformers fails as well */
+    need(&s, "original_max_position_embeddings");
+    get_real(&s, "llama_4_scaling_beta", 0, LARGE, &beta);
+    f->rc = s.rc;
+    if (!f->rc && beta > 0 && c->max_len > c->rope[0].old_len) c->max_len = c->rope[0].old_len;
+}
+
 /* Transformers 5 writes rope_parameters, 4 wrote rope_scaling; the same keys inside.  As in transformers, a non-empty
  * rope_scaling takes precedence. */
 void config_read_rope(struct fields *f, struct model_config *c)
@@ -240,4 +253,5 @@ void config_read_rope(struct fields *f, struct model_config *c)
     if (window_rule && !f->rc) read_rule(f, window_rule, true, &windows);
     if (!f->rc) check_partial(f, c, partial);
     if (!f->rc) set_lengths(f, c);
+    if (!f->rc && m->scaled_queries) limit_queries(f, rule, c);
 }

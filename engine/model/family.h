@@ -18,6 +18,7 @@ struct family_fields {
 
 /* transformers' defaults for absent fields. */
 struct family_defaults {
+    int vocab, heads;     /* 0: the field is required */
     int kv_heads;         /* 0: as many as heads; null in the file means the same */
     int head_dim;         /* 0: hidden / heads */
     int inter_per_hidden; /* 0: the field is required */
@@ -109,7 +110,8 @@ struct family_rope {
     const char *theta_field, *partial_field; /* NULL: rope_theta, partial_rotary_factor */
     bool longrope_only;                      /* the only scaling, also called su and yarn */
     bool scaled;                             /* the default is scaled: the file must have a rule */
-    int old_len; /* default of original_max_position_embeddings; 0: the rule's, or the model's positions */
+    bool scaled_queries; /* the rule's llama_4_scaling_beta scales queries from position old_len on */
+    int old_len;         /* default of original_max_position_embeddings; 0: the rule's, or the model's positions */
     /* Layers with a window have a rule of their own: the field of its theta (NULL: none), and the default.  Then
      * rope_scaling applies to layers without a window, and rope_parameters has an object for each layer type. */
     bool window_rule;

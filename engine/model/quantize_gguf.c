@@ -372,7 +372,9 @@ int quantize_gguf(const char *dir, const char *out, const struct quantize_option
     const struct tensor_source *in = options->weights ? options->weights : own;
     if (!in) return e->code;
     o.in = tensors_of(&c, in);
-    o.usual = tensors_of(&c, NULL);
+    struct model_config alone = c; /* GGUF has the text model's names, whatever it is a part of */
+    alone.with_images = false;
+    o.usual = tensors_of(&alone, NULL);
     rc = write_file(&o, out);
     for (size_t i = 0; i < o.n; i++) free(o.item[i].slot), free(o.item[i].vector);
     free(o.item);

@@ -238,7 +238,9 @@ const struct tensor_table qwen_moe_tensors = {{"model.", ""}, "layers", qwen_moe
 const struct tensor_table mixtral_tensors = {{"model.", ""}, "layers", mixtral_rows, .renamed = &qwen_moe_tensors};
 const struct tensor_table gpt_oss_tensors = {
     {"model.", ""}, "layers", gpt_oss_rows, .fused = FUSED_TRANSPOSED | FUSED_INTERLEAVED};
-const struct tensor_table llama_tensors = {{"model.", ""}, "layers", llama_rows};
+/* the text model's prefix in one that also takes images: as transformers wrote it before 4.52, and since */
+#define WITH_IMAGES "language_model.model.", IMAGES_PREFIX
+const struct tensor_table llama_tensors = {{"model.", WITH_IMAGES, ""}, "layers", llama_rows};
 const struct tensor_table phi_tensors = {{"model.", ""}, "layers", phi_rows};
 const struct tensor_table phi3_tensors = {{"model.", ""}, "layers", phi3_rows};
 const struct tensor_table olmo2_tensors = {{"model.", ""}, "layers", olmo2_rows};
@@ -246,6 +248,4 @@ const struct tensor_table stablelm_tensors = {{"model.", ""}, "layers", stablelm
 const struct tensor_table gpt_neox_tensors = {{"gpt_neox.", ""}, "layers", gpt_neox_rows};
 const struct tensor_table gpt2_tensors = {{"transformer.", ""}, "h", gpt2_rows};
 const struct tensor_table gemma2_tensors = {{"model.", ""}, "layers", gemma2_rows};
-/* in a multimodal model the text model has the prefix language_model */
-const struct tensor_table gemma3_tensors = {
-    {"model.", "language_model.model.", "model.language_model.", ""}, "layers", gemma3_rows};
+const struct tensor_table gemma3_tensors = {{"model.", WITH_IMAGES, ""}, "layers", gemma3_rows};

@@ -70,6 +70,7 @@ enum tensor_flags {
 };
 
 #define HEAD_NAME "lm_head" /* in most families; transformers 5 knows it by this name in the others, too */
+#define IMAGES_PREFIX "model.language_model." /* of the text model's modules in one that also takes images */
 
 struct tensor_row {
     const char *module; /* tensors MODULE.weight and MODULE.bias; for a layer's modules, after the prefix "layers.3." */

@@ -161,7 +161,7 @@ static const struct tensor_row *expert_row(struct expert_row *x, const struct te
 }
 
 /* The first BERT checkpoints call the weight and the bias of a norm gamma and beta; transformers 5 calls every head
- * HEAD_NAME. */
+ * HEAD_NAME, and the first files of models that also take images have language_model before it. */
 static void name_of(const struct tensors *t, const struct tensor_row *r, int layer, const char *suffix,
                     char out[TENSOR_NAME_MAX])
 {
@@ -169,7 +169,7 @@ static void name_of(const struct tensors *t, const struct tensor_row *r, int lay
     name_with(t, r, layer, suffix, out);
     if (stored(t, out) || (!t->c->encoder && r->part != PART_HEAD)) return;
     if (r->part == PART_HEAD)
-        snprintf(old, sizeof old, HEAD_NAME "%s", suffix);
+        snprintf(old, sizeof old, "%s" HEAD_NAME "%s", t->c->with_images ? "language_model." : "", suffix);
     else
         name_with(t, r, layer, suffix == weight ? ".gamma" : ".beta", old);
     if (stored(t, old)) memcpy(out, old, sizeof old);
@@ -224,7 +224,7 @@ static bool has_router(const struct tensors *t)
 struct tensors tensors_of(const struct model_config *c, const struct tensor_source *source)
 {
     const struct tensor_table *table = table_of(c);
-    struct tensors t = {c, source, table->prefix[0], table};
+    struct tensors t = {c, source, c->with_images ? IMAGES_PREFIX : table->prefix[0], table};
     t.prefix = prefix_of(&t);
     struct tensors renamed = t;
     renamed.table = table->renamed;

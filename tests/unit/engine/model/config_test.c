@@ -548,9 +548,66 @@ static void test_numbers(void **state)
     model_family_add(NULL);
 }
 
+#define TEXT                                                                                                           \
+    "\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"                  \
+    "\"intermediate_size\":96,\"vocab_size\":100,\"head_dim\":16"
+
+/* Models that also take images: what text_config lacks stands beside it, or is the family's. */
+static void test_with_images(void **state)
+{
+    (void)state;
+    /* Gemma 3 of 4B as Google published it */
+    struct model_config c = good(
+        "{\"architectures\":[\"Gemma3ForConditionalGeneration\"],\"eos_token_id\":[1,106],\"model_type\":\"gemma3\","
+        "\"text_config\":{\"hidden_size\":2560,\"intermediate_size\":10240,\"model_type\":\"gemma3_text\","
+        "\"num_hidden_layers\":34,\"rope_scaling\":{\"factor\":8.0,\"rope_type\":\"linear\"},\"sliding_window\":1024},"
+        "\"torch_dtype\":\"bfloat16\",\"vision_config\":{\"hidden_size\":1152,\"model_type\":\"siglip_vision_model\"}}",
+        NULL);
+    assert_true(c.with_images && c.tied && !c.classifier && c.dtype == DT_BF16);
+    assert_string_equal(c.family->model_type, "gemma3_text");
+    assert_true(c.vocab == 262208 && c.heads == 8 && c.kv_heads == 4 && c.head_dim == 256 && c.max_len == 131072);
+    assert_true(c.n_eos == 2 && c.eos[1] == 106 && c.rope[0].factor == 8 && c.block[1].window == 1024);
+    c = good("{\"model_type\":\"mistral3\",\"tie_word_embeddings\":true,\"dtype\":null,\"text_config\":{" TEXT "}}",
+             NULL);
+    assert_string_equal(c.family->model_type, "mistral");
+    assert_true(c.with_images && c.tied && c.dtype == DT_NONE);
+    c = good("{\"model_type\":\"mistral3\",\"tie_word_embeddings\":true,\"text_config\":{" TEXT
+             ",\"tie_word_embeddings\":false,\"model_type\":null},\"quantization_config\":{\"quant_method\":\"fp8\"}}",
+             NULL);
+    assert_true(!c.tied && c.quant.method == QUANT_FP8);
+    assert_false(good("{" LLAMA "}", NULL).with_images);
+    bad("{\"model_type\":\"gemma3\"}", "text_config is missing");
+    bad("{\"model_type\":\"gemma3\",\"text_config\":{}}", "text_config is empty");
+    bad("{\"model_type\":\"gemma3\",\"text_config\":[]}", "text_config must be an object");
+    bad("{\"model_type\":\"mistral3\",\"text_config\":{\"model_type\":\"mistral4\"}}", "\"mistral4\" is not one of");
+    bad("{\"model_type\":\"mistral3\",\"text_config\":{\"model_type\":7}}", "model_type must be a string");
+}
+
+#define MINISTRAL3(beta)                                                                                               \
+    "{\"model_type\":\"ministral3\"," TEXT                                                                             \
+    ",\"max_position_embeddings\":4096,\"rope_parameters\":{\"rope_type\":\"yarn\","                                   \
+    "\"rope_theta\":1e6,\"factor\":16,\"mscale\":1,\"mscale_all_dim\":1,\"beta_fast\":32" beta "}}"
+
+/* Texts end where queries would be scaled. */
+static void test_ministral3(void **state)
+{
+    (void)state;
+#define OLD ",\"original_max_position_embeddings\":256"
+    struct model_config c = good(MINISTRAL3(OLD ",\"llama_4_scaling_beta\":0.1"), NULL);
+    assert_true(c.rope[0].scaling == ROPE_YARN && c.rope[0].attention == 1 && c.rope[0].factor == 16);
+    assert_true(c.max_len == 256 && c.rope[0].old_len == 256 && c.kv_heads == 2);
+    assert_int_equal(good(MINISTRAL3(OLD ",\"llama_4_scaling_beta\":0"), NULL).max_len, 4096);
+    bad(MINISTRAL3(OLD), "llama_4_scaling_beta is missing");
+    bad(MINISTRAL3(",\"llama_4_scaling_beta\":0.1"), "original_max_position_embeddings is missing");
+    bad(MINISTRAL3(OLD ",\"llama_4_scaling_beta\":-1"), "llama_4_scaling_beta must be a number");
+    bad("{\"model_type\":\"ministral3\"," TEXT "}", "rope_parameters is missing");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_numbers),
+                                       cmocka_unit_test(test_with_images),
+                                       cmocka_unit_test(test_ministral3),
                                        cmocka_unit_test(test_llama),
                                        cmocka_unit_test(test_both_spellings_of_rope),
                                        cmocka_unit_test(test_scaled_rope),

@@ -1,0 +1,99 @@
+"""The text model of a model that also takes images: as the same model alone, from files of both spellings of transformers."""
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+TESTS = Path(__file__).parent.parent
+TANDEM = Path(os.environ.get("TANDEM_BUILD_DIR", TESTS.parent / "build")) / "server" / "tandem"
+MODELS, ADAPTERS = TESTS / "fixtures" / "models", TESTS / "fixtures" / "adapters"
+WRAPPERS = {"gemma3": "gemma3", "mistral": "mistral3", "ministral": "mistral3"}
+BESIDE = ["torch_dtype", "eos_token_id", "tie_word_embeddings"]  # of the whole model, in some files
+
+
+def tandem(*words, status=0):
+    done = subprocess.run([TANDEM, *map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, timeout=100)
+    assert done.returncode == status, done.stderr.decode()
+    return done.stdout.decode() if status == 0 else done.stderr.decode()
+
+
+def renamed(name, old):
+    """A tensor's name in transformers' Gemma3ForConditionalGeneration and Mistral3ForConditionalGeneration: before 4.52, and since."""
+    if old:
+        return "language_model." + name
+    return name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name
+
+
+def wrap(name, out, old):
+    """The fixture as the text model of one with images."""
+    shutil.copytree(MODELS / name, out, ignore=lambda _, names: [n for n in names if n in ("expected.safetensors", "embeddings.safetensors")])
+    text = json.loads((out / "config.json").read_text())
+    whole = {"model_type": WRAPPERS[name], "vision_config": {"hidden_size": 8, "num_hidden_layers": 1}, "text_config": text, "image_token_index": 3}
+    whole["architectures"] = [text.pop("architectures")[0].replace("CausalLM", "ConditionalGeneration")]
+    whole.update({k: text.pop(k) for k in BESIDE if k in text})
+    (out / "config.json").write_text(json.dumps(whole))
+    tensors = {renamed(k, old): v for k, v in load_file(out / "model.safetensors").items()}
+    vision = "vision_tower.embeddings.weight" if old else "model.vision_tower.embeddings.weight"
+    save_file({**tensors, vision: np.ones((4, 8), np.float32)}, out / "model.safetensors", metadata={"format": "pt"})
+    return out
+
+
+def answer(model, *words):
+    """Greedy tokens with the log-probabilities of the three likeliest."""
+    out = json.loads(tandem("generate", "--model", model, "--prompt", "Once upon a time", "--max-new-tokens", 12, "--temperature", 0, "--ignore-eos",
+                            "--json", "--top-n", 3, *words))
+    return [(t["id"], t["logprob"], t["top"]) for t in out["tokens"]]
+
+
+@pytest.mark.parametrize("old", [True, False], ids=["4.51", "4.52"])
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_as_the_text_model(name, old, tmp_path):
+    model = wrap(name, tmp_path / "m", old)
+    assert answer(model) == answer(MODELS / name)
+
+
+def test_quantised(tmp_path):
+    model = wrap("mistral", tmp_path / "m", True)
+    for words in (["--type", "int8"], ["--type", "q8_0"]):
+        both = []
+        for i, source in enumerate((model, MODELS / "mistral")):
+            out = tmp_path / f"{i}.{'gguf' if words[1] == 'q8_0' else 'int8'}"
+            tandem("quantize", "--model", source, "--out", out, *words)
+            both.append(answer(out))
+        assert both[0] == both[1], words
+
+
+@pytest.mark.parametrize("old", [True, False], ids=["4.51", "4.52"])
+def test_adapter(old, tmp_path):
+    """As PEFT names the modules; patterns are matched with the names of transformers today."""
+    model, adapter = wrap("gemma3", tmp_path / "m", old), tmp_path / "a"
+    shutil.copytree(ADAPTERS / "gemma3--some-layers", adapter)
+    lead = "base_model.model."
+    tensors = {lead + renamed(k.removeprefix(lead), old): v for k, v in load_file(adapter / "adapter_model.safetensors").items()}
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    want = answer(MODELS / "gemma3", "--adapter", ADAPTERS / "gemma3--some-layers")
+    assert answer(model, "--adapter", adapter) == want != answer(model)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    config.update(target_modules=r"model\.language_model\.layers\.[125]\.(self_attn\.(q|o)_proj|mlp\.down_proj)", layers_to_transform=None)
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    assert answer(model, "--adapter", adapter) == want
+
+
+def test_training(tmp_path):
+    """The adapter has the names that PEFT gives the modules; merged, the model's other tensors stay."""
+    model, rows = wrap("mistral", tmp_path / "m", True), tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt":"Hello","completion":" Ahoy"}\n')
+    tandem("train", "--model", model, "--data", rows, "--out", tmp_path / "a", "--max-steps", 2, "--learning-rate", 0.1)
+    names = load_file(tmp_path / "a" / "adapter_model.safetensors")
+    assert all(k.startswith("base_model.model.model.language_model.layers.") for k in names), sorted(names)
+    got = answer(model, "--adapter", tmp_path / "a")
+    assert got != answer(model)
+    tandem("merge", "--model", model, "--adapter", tmp_path / "a", "--out", tmp_path / "merged")
+    merged, whole = load_file(tmp_path / "merged" / "model.safetensors"), load_file(model / "model.safetensors")
+    assert merged.keys() == whole.keys() and np.array_equal(merged["vision_tower.embeddings.weight"], whole["vision_tower.embeddings.weight"])
+    assert [t[0] for t in answer(tmp_path / "merged")] == [t[0] for t in got]

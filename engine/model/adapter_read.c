@@ -92,6 +92,16 @@ static int place_end(const struct adapter *shape, const struct model_config *c, 
     return 0;
 }
 
+/* Whether a name is of the part for images: an adapter of all linear layers has it, and texts do not use it. */
+static bool of_images(const struct model_config *c, const char *s)
+{
+    static const char *const parts[] = {"vision_tower.", "multi_modal_projector."};
+    bool found = false;
+    s = after(s, "model.");
+    for (size_t i = 0; c->with_images && i < sizeof parts / sizeof *parts; i++) found |= after(s, parts[i]) != s;
+    return found;
+}
+
 /* "base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight"; the first part and "model." may be left out, and
  * ".default" may follow lora_A. */
 static int place_tensor(const struct adapter *shape, const struct model_config *c, const struct tensor *t,
@@ -99,6 +109,7 @@ static int place_tensor(const struct adapter *shape, const struct model_config *
 {
     const struct tensor_table *table = c->family->tensors;
     const char *s = after(t->name, "base_model.model."), *number = NULL;
+    if (of_images(c, s)) return 0;
     for (int i = 0; i < TENSOR_PREFIXES && table->prefix[i] && !number; i++)
         number = layer_number(after(s, table->prefix[i]), table->layers);
     int placed = number ? 0 : place_end(shape, c, t, found, e);

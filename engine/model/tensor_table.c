@@ -238,7 +238,7 @@ const struct tensor_table qwen_moe_tensors = {{"model.", ""}, "layers", qwen_moe
 const struct tensor_table mixtral_tensors = {{"model.", ""}, "layers", mixtral_rows, .renamed = &qwen_moe_tensors};
 const struct tensor_table gpt_oss_tensors = {
     {"model.", ""}, "layers", gpt_oss_rows, .fused = FUSED_TRANSPOSED | FUSED_INTERLEAVED};
-/* the text model's prefix in one that also takes images: as transformers wrote it before 4.52, and since */
+/* the text model's prefix in one that also takes images: in files, and in transformers' memory, whose names PEFT has */
 #define WITH_IMAGES "language_model.model.", IMAGES_PREFIX
 const struct tensor_table llama_tensors = {{"model.", WITH_IMAGES, ""}, "layers", llama_rows};
 const struct tensor_table phi_tensors = {{"model.", ""}, "layers", phi_rows};

@@ -73,6 +73,13 @@ PEFT_MADE_LATER = {
     "olmoe--experts": dict(target_modules=ATTENTION, target_parameters=["gate_up_proj", "down_proj", "mlp.gate.weight"], r=2,
                            lora_alpha=4, lora_dropout=0),
 }
+# All linear layers of a model that also takes images are those of the part for images, too.
+IMAGES = {
+    "mistral--all-linear": dict(target_modules="all-linear", r=2, lora_alpha=4),
+    "ministral3--all-linear": dict(target_modules="all-linear", r=2, lora_alpha=4),
+    "gemma3-images--all-linear": dict(target_modules="all-linear", r=2, lora_alpha=4),
+    "mistral3-images--pattern": dict(target_modules=r".*language_model.*\.(q|v|up)_proj", r=2, lora_alpha=4),
+}
 # Before transformers 5 experts were modules; PEFT reads such files, but cannot write them any more.
 OLD = {
     "mixtral--old-modules": dict(modules=["w1", "w2", "w3", "gate"], r=2, lora_alpha=4),
@@ -103,7 +110,9 @@ OURS_LATER = ["qwen2-moe--ours-experts", "mixtral--ours-experts"]
 
 def load(models, name):
     path = models / name.split("--")[0]
-    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    images = "text_config" in json.loads((path / "config.json").read_text())
+    kind = transformers.AutoModelForImageTextToText if images else transformers.AutoModelForCausalLM
+    return kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def randomize(model, seed):
@@ -167,7 +176,7 @@ def expect(models, path, seed):
     logits = logits_of(model, ids)
     n = 0
     for name, p in model.named_parameters():
-        if "lora_B" in name or "lora_embedding_B" in name:
+        if ("lora_B" in name or "lora_embedding_B" in name) and "vision" not in name and "projector" not in name:
             saved = p.clone()
             p.zero_()
             change = float((logits_of(model, ids) - logits).abs().max())
@@ -200,13 +209,16 @@ def main():
     for seed, (name, config) in enumerate(ENDS.items(), 700):
         if chosen(name):
             make(args.models, args.out, name, seed, **config)
+    for seed, (name, config) in enumerate(IMAGES.items(), 800):
+        if chosen(name):
+            make(args.models, args.out, name, seed, **config)
     for seed, (name, config) in enumerate(OLD.items(), 500):
         if chosen(name):
             make_old(args.models, args.out, name, seed, **config)
     for name in filter(chosen, OURS + OURS_LATER):
         shutil.rmtree(args.out / name, ignore_errors=True)
         subprocess.run([args.tool, "--write", args.models, name, args.out / name], check=True)
-    for seed, name in enumerate([*PEFT_MADE, *OURS, *PEFT_MADE_LATER, *OLD, *OURS_LATER, *ENDS]):
+    for seed, name in enumerate([*PEFT_MADE, *OURS, *PEFT_MADE_LATER, *OLD, *OURS_LATER, *ENDS, *IMAGES]):
         if chosen(name):
             expect(args.models, args.out / name, 100 + seed)
     for seed, (name, config) in enumerate(REFUSED.items()):

@@ -347,6 +347,33 @@ def ministral():
         matters=[dict(sliding_window=64), dict(layer_types=["full_attention"] + ["sliding_attention"] * 2)])
 
 
+def ministral3():
+    """Within original_max_position_embeddings: beyond it queries are scaled."""
+    return Spec("ministral3", transformers.Ministral3ForCausalLM, {**SMALL, **dict(
+        model_type="ministral3", rms_norm_eps=1e-5, tie_word_embeddings=False, head_dim=12, max_position_embeddings=512,
+        rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=128, beta_fast=4.0,
+                             beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1))}, modern_config=True)
+
+
+def with_images(name, text, model, model_type, vision, **beside):
+    """The text model of one that also takes images; the rest of it is in the file, and must not matter."""
+    spec = text
+    spec.name, spec.model, spec.modern_config, spec.matters = name, model, True, []
+    small = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
+    spec.config = dict(model_type=model_type, text_config=spec.config, vision_config=dict(model_type=vision, **small), **beside)
+    return spec
+
+
+def gemma3_images():
+    return with_images("gemma3-images", gemma3(), transformers.Gemma3ForConditionalGeneration, "gemma3", "siglip_vision_model",
+                       mm_tokens_per_image=4, image_token_index=3, boi_token_index=4, eoi_token_index=5, eos_token_id=[2, 0])
+
+
+def mistral3_images():
+    return with_images("mistral3-images", mistral(), transformers.Mistral3ForConditionalGeneration, "mistral3", "pixtral",
+                       image_token_index=3, tie_word_embeddings=False, eos_token_id=0)
+
+
 def mixtral():
     return Spec("mixtral", transformers.MixtralForCausalLM, dict(
         model_type="mixtral", vocab_size=VOCAB, hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
@@ -421,7 +448,7 @@ def specs():
             smollm3(), smollm3_sliding(), granite(), olmo2(), olmo3(), gpt_neox(), gpt_neox("gpt-neox-sequential", False), stablelm(),
             stablelm("stablelm-parallel", use_qkv_bias=False, use_parallel_residual=True), ministral(),
             phi_qk_norm(), stablelm("stablelm-qk-norm", use_qkv_bias=False, use_parallel_residual=True, qk_layernorm=True),
-            mixtral(), qwen2_moe(), qwen3_moe(), olmoe(), gpt_oss(), gpt_oss_mxfp4()]
+            mixtral(), qwen2_moe(), qwen3_moe(), olmoe(), gpt_oss(), gpt_oss_mxfp4(), ministral3(), gemma3_images(), mistral3_images()]
 
 
 def is_norm(name):
@@ -529,10 +556,10 @@ def write_model(directory, spec, seed, tok):
 # ---- what is expected ------------------------------------------------------------------------------------------------
 
 def load(directory):
-    quantized = json.loads((directory / "config.json").read_text()).get("quantization_config")
-    how = dict(quantization_config=transformers.Mxfp4Config(dequantize=True)) if quantized else {}
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager",
-                                                              experts_implementation="eager", **how)
+    config = json.loads((directory / "config.json").read_text())
+    how = dict(quantization_config=transformers.Mxfp4Config(dequantize=True)) if "quantization_config" in config else {}
+    kind = transformers.AutoModelForImageTextToText if "text_config" in config else transformers.AutoModelForCausalLM
+    model = kind.from_pretrained(directory, attn_implementation="eager", experts_implementation="eager", **how)
     round_embedding_scale(model)
     return model.float().eval()
 
@@ -584,6 +611,8 @@ def check_everything_matters(model, ids, spec):
     """Every parameter tensor and setting must show in the logits: otherwise the fixture could not catch its loss."""
     before = logits_of(model, ids)
     for name, p in model.named_parameters():
+        if "vision" in name or "projector" in name:
+            continue
         saved = p.clone()
         p.fill_(1.0 if is_norm(name) and name.endswith("weight") and not spec.norm_offset else 0.0)
         change = float((logits_of(model, ids) - before).abs().max())
@@ -617,7 +646,7 @@ def lively(tokens):
 
 
 def eos_ids(model):
-    eos = model.config.eos_token_id
+    eos = model.config.get_text_config().eos_token_id
     return set(eos if isinstance(eos, list) else [eos])
 
 

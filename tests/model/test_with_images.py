@@ -1,4 +1,5 @@
-"""The text model of a model that also takes images: as the same model alone, from files of both spellings of transformers."""
+"""The text model of a model that also takes images: as the same model alone, with the names that transformers gives the tensors in
+files, and with those of its memory, which PEFT has."""
 import json
 import os
 import shutil
@@ -22,14 +23,14 @@ def tandem(*words, status=0):
     return done.stdout.decode() if status == 0 else done.stderr.decode()
 
 
-def renamed(name, old):
-    """A tensor's name in transformers' Gemma3ForConditionalGeneration and Mistral3ForConditionalGeneration: before 4.52, and since."""
-    if old:
+def renamed(name, of_files):
+    """A tensor's name in transformers' Gemma3ForConditionalGeneration and Mistral3ForConditionalGeneration."""
+    if of_files:
         return "language_model." + name
     return name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name
 
 
-def wrap(name, out, old):
+def wrap(name, out, of_files):
     """The fixture as the text model of one with images."""
     shutil.copytree(MODELS / name, out, ignore=lambda _, names: [n for n in names if n in ("expected.safetensors", "embeddings.safetensors")])
     text = json.loads((out / "config.json").read_text())
@@ -37,8 +38,8 @@ def wrap(name, out, old):
     whole["architectures"] = [text.pop("architectures")[0].replace("CausalLM", "ConditionalGeneration")]
     whole.update({k: text.pop(k) for k in BESIDE if k in text})
     (out / "config.json").write_text(json.dumps(whole))
-    tensors = {renamed(k, old): v for k, v in load_file(out / "model.safetensors").items()}
-    vision = "vision_tower.embeddings.weight" if old else "model.vision_tower.embeddings.weight"
+    tensors = {renamed(k, of_files): v for k, v in load_file(out / "model.safetensors").items()}
+    vision = "vision_tower.embeddings.weight" if of_files else "model.vision_tower.embeddings.weight"
     save_file({**tensors, vision: np.ones((4, 8), np.float32)}, out / "model.safetensors", metadata={"format": "pt"})
     return out
 
@@ -50,10 +51,10 @@ def answer(model, *words):
     return [(t["id"], t["logprob"], t["top"]) for t in out["tokens"]]
 
 
-@pytest.mark.parametrize("old", [True, False], ids=["4.51", "4.52"])
+@pytest.mark.parametrize("of_files", [True, False], ids=["files", "memory"])
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_as_the_text_model(name, old, tmp_path):
-    model = wrap(name, tmp_path / "m", old)
+def test_as_the_text_model(name, of_files, tmp_path):
+    model = wrap(name, tmp_path / "m", of_files)
     assert answer(model) == answer(MODELS / name)
 
 
@@ -68,13 +69,13 @@ def test_quantised(tmp_path):
         assert both[0] == both[1], words
 
 
-@pytest.mark.parametrize("old", [True, False], ids=["4.51", "4.52"])
-def test_adapter(old, tmp_path):
+@pytest.mark.parametrize("of_files", [True, False], ids=["files", "memory"])
+def test_adapter(of_files, tmp_path):
     """As PEFT names the modules; patterns are matched with the names of transformers today."""
-    model, adapter = wrap("gemma3", tmp_path / "m", old), tmp_path / "a"
+    model, adapter = wrap("gemma3", tmp_path / "m", of_files), tmp_path / "a"
     shutil.copytree(ADAPTERS / "gemma3--some-layers", adapter)
     lead = "base_model.model."
-    tensors = {lead + renamed(k.removeprefix(lead), old): v for k, v in load_file(adapter / "adapter_model.safetensors").items()}
+    tensors = {lead + renamed(k.removeprefix(lead), of_files): v for k, v in load_file(adapter / "adapter_model.safetensors").items()}
     save_file(tensors, adapter / "adapter_model.safetensors")
     want = answer(MODELS / "gemma3", "--adapter", ADAPTERS / "gemma3--some-layers")
     assert answer(model, "--adapter", adapter) == want != answer(model)

@@ -1,6 +1,7 @@
 #include "engine/model/open.h"
 
 #include "engine/model/calibrate.h"
+#include "engine/tokenizer/tokenizer.h"
 
 #include <string.h>
 
@@ -75,4 +76,14 @@ int model_pin(const struct model *m, const struct cpus *cpus, struct err *e)
     const struct dev_ops *ops = m->d->ops;
     if (!cpus->n || !ops->pin || ops->pin(m->d, cpus->v, cpus->n) == 0) return 0;
     return err_set(e, ERR_UNSUPPORTED, "the system does not let tandem bind its threads to all of the cores in --cpus");
+}
+
+int model_worth_loading(const char *dir, struct err *e)
+{
+    struct model_config c;
+    int rc = model_config_read(dir, &c, e);
+    struct tokenizer *t = rc ? NULL : tokenizer_open_dir(dir, e);
+    if (!rc && !t) rc = e->code;
+    tokenizer_close(t);
+    return rc;
 }

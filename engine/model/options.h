@@ -2,6 +2,8 @@
 #ifndef TANDEM_ENGINE_MODEL_OPTIONS_H
 #define TANDEM_ENGINE_MODEL_OPTIONS_H
 
+#include "engine/base/err.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -19,5 +21,9 @@ struct model_options {
     bool verify_weights; /* compare every byte with the checksums `tandem quantize` wrote; an error where it has none */
     bool no_calibration; /* quantise a small model without calibrating it on text it generates (calibrate.h) */
 };
+
+/* Reads the configuration and the tokenizer of a directory whose weights are not there yet.  @return 0, or what
+ * opening it would say; *e is set. */
+int model_worth_loading(const char *dir, struct err *e);
 
 #endif

@@ -1,6 +1,7 @@
 #include "server/cli/find_model.h"
 
 #include "engine/base/mem.h"
+#include "engine/model/options.h"
 #include "server/cli/cmd.h"
 
 #include <stdlib.h>
@@ -60,6 +61,7 @@ void hub_session_open(struct hub_session *c)
     c->hub.report = hub_print_progress;
     c->hub.report_arg = &c->printer;
     c->hub.stop = &stop;
+    c->hub.check = model_worth_loading;
     sigaction(SIGINT, &sa, &c->was_int);
     sigaction(SIGTERM, &sa, &c->was_term);
 }

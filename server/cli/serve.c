@@ -12,6 +12,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/crash.h"
 #include "engine/base/log.h"
+#include "engine/model/options.h"
 #include "engine/serve/engine.h"
 #include "server/access/admission.h"
 #include "server/access/credentials.h"
@@ -101,6 +102,7 @@ static int find_model(struct server *s)
     hub_open(&s->hub);
     s->hub.report = report_download;
     s->hub.report_arg = s;
+    s->hub.check = model_worth_loading;
     return cmd_find_model(s->settings, &s->hub, &s->load_error);
 }
 

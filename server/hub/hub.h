@@ -22,6 +22,8 @@ struct hub_progress {
     bool finished;                      /* the last report */
 };
 typedef void hub_report_fn(void *arg, const struct hub_progress *);
+/* Whether a model's weights shall be downloaded: `dir` has all its other files.  @return 0, or an error code and *e. */
+typedef int hub_check_fn(const char *dir, struct err *e);
 
 /* What is meant where a repository has a model and an adapter, and what in the cache makes it complete. */
 enum hub_kind {
@@ -42,6 +44,7 @@ struct hub {
     /* set by the caller */
     hub_report_fn *report; /* NULL: none */
     void *report_arg;
+    hub_check_fn *check; /* NULL: always */
     enum hub_kind wants;
     const atomic_bool *stop; /* becomes true: downloads end, and can be continued; NULL: never */
 };

@@ -165,19 +165,31 @@ static int choose_weights(struct choice *c, const struct listing *l, const char 
 
 /* ---- the download ------------------------------------------------------------------------------------------------ */
 
-static int download_all(const struct download *d, const struct listing *l, struct choice *c, struct err *e)
+/* A model that cannot be opened is refused before its weights are downloaded. */
+static int check_model(const struct hub *h, const struct listing *l, const char *snapshot, struct err *e)
+{
+    bool adapter_alone = has_adapter(l) && !listing_find(l, "config.json");
+    return h->check && !adapter_alone ? h->check(snapshot, e) : 0;
+}
+
+static int download_weights(const struct download *d, const struct listing *l, struct choice *c, struct err *e)
 {
     char *snapshot = download_snapshot(d);
+    c->n = 0;
+    int rc = check_model(d->hub, l, snapshot, e);
+    if (!rc) rc = choose_weights(c, l, snapshot, e);
+    if (rc) err_prefix(e, "%s", d->name->id);
+    free(snapshot);
+    return rc ? rc : download_files(d, c->v, c->n, e);
+}
+
+static int download_all(const struct download *d, const struct listing *l, struct choice *c, struct err *e)
+{
     int rc = download_prepare(d, e);
     if (!rc) rc = download_files(d, c->v, c->n, e);
-    if (!rc && !c->gguf && d->hub->wants != HUB_ADAPTER && d->hub->wants != HUB_DATA) {
-        c->n = 0;
-        rc = choose_weights(c, l, snapshot, e);
-        if (rc) err_prefix(e, "%s", d->name->id);
-        if (!rc) rc = download_files(d, c->v, c->n, e);
-    }
+    if (!rc && !c->gguf && d->hub->wants != HUB_ADAPTER && d->hub->wants != HUB_DATA)
+        rc = download_weights(d, l, c, e);
     if (!rc) rc = download_publish(d, e); /* last: until then the name finds what it found before */
-    free(snapshot);
     return rc;
 }
 

@@ -618,6 +618,23 @@ def test_broken(run, hub, home, case):
     assert not refs.exists()  # nothing finds what is not whole
 
 
+@pytest.mark.parametrize("change, says", [
+    ({"config.json": json.dumps({**json.loads(DEMO["config.json"]), "model_type": "mamba"}).encode()}, 'config.json: model_type "mamba" is not one of'),
+    ({"config.json": DEMO["config.json"].replace(b"rope_theta", b"x").replace(b"{", b'{"quantization_config":{"quant_method":"hqq"},', 1)}, '"hqq"'),
+    ({"config.json": None}, "config.json is missing"),
+    ({"tokenizer.json": None, "tokenizer.model": b"x"}, "tokenizer.json is missing, and tokenizer.model is not read; transformers makes"),
+    ({"tokenizer.json": b'{"model":{"type":"Magic"}}'}, 'type "Magic"'),
+], ids=["family", "quantisation", "no config", "SentencePiece alone", "tokenizer"])
+def test_a_model_that_cannot_be_opened_is_not_downloaded(run, hub, home, change, says):
+    """The reason is there before the weights are asked for, and the next time again."""
+    hub.repos["Org/Demo"] = Repo({k: v for k, v in {**DEMO, **change}.items() if v is not None})
+    for words in (["pull", "Org/Demo"], ["generate", "--model", "Org/Demo", "--prompt", "x"]):
+        got = run(*words, env=environment(hub, home))
+        text = got.stderr.decode()
+        assert got.returncode == 1 and "Org/Demo: " in text and says in text and text.count("tandem: ") == 1, text
+        assert not hub.storage_requests and not (repo_dir(home) / "refs").exists()
+
+
 def test_a_cache_that_cannot_be_written(run, hub, tmp_path):
     (tmp_path / "file").write_text("")
     got = run("pull", "Org/Demo", env=environment(hub, tmp_path, HF_HUB_CACHE=str(tmp_path / "file" / "hub")))

@@ -100,6 +100,7 @@ int model_dir_no_weights(const char *dir, struct err *e)
 int model_dir_no_tokenizer(const char *dir, struct err *e)
 {
     static const char *const others[] = {"tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"};
+    static const char tekken[] = "tekken.json";
     if (no_directory(dir, e) || has_file(dir, "tokenizer.json") || has_gguf(dir)) return e->code;
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (has_file(dir, others[i]))
@@ -108,6 +109,11 @@ int model_dir_no_tokenizer(const char *dir, struct err *e)
                            "other: python -c \"from transformers import AutoTokenizer as T; "
                            "T.from_pretrained('%.80s').save_pretrained('%.80s')\"",
                            dir, others[i], dir, dir);
+    if (has_file(dir, tekken))
+        return err_set(e, ERR_UNSUPPORTED,
+                       "%.200s: tokenizer.json is missing, and %s is not read; take the tokenizer.json of another "
+                       "model of Mistral with the same %s, or a GGUF file of the model",
+                       dir, tekken, tekken);
     return err_set(e, ERR_NOT_FOUND, "%.200s: tokenizer.json is missing; " WANTED, dir);
 }
 

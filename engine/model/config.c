@@ -20,8 +20,8 @@ static cJSON *take_text_config(struct fields *f, cJSON *j, struct model_config *
     static const struct {
         const char *model_type, *text; /* what the text model is unless its model_type says */
     } known[] = {{"gemma3", "gemma3_text"}, {"mistral3", "mistral"}};
-    static const char *const beside[] = {"architectures", "dtype",        "torch_dtype",        "quantization_config",
-                                         "eos_token_id",  "pad_token_id", "tie_word_embeddings"};
+    static const char *const beside[] = {"architectures", "dtype",        "torch_dtype",         "quantization_config",
+                                         "eos_token_id",  "pad_token_id", "tie_word_embeddings", "quantization"};
     const char *type = get_text(f, "model_type"), *text = NULL;
     for (size_t i = 0; type && i < sizeof known / sizeof *known; i++)
         if (strcmp(type, known[i].model_type) == 0) text = known[i].text;
@@ -59,7 +59,8 @@ static void read_family(struct fields *f, struct model_config *c)
     if ((c->family = model_family_find(type))) return;
     char names[384];
     model_family_names(names, sizeof names);
-    f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: model_type \"%.40s\" is not one of %s", type, names);
+    f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: model_type \"%.40s\" is not one of %s, gemma3, mistral3", type,
+                    names);
 }
 
 static bool is_classifier(const struct fields *f)
@@ -481,8 +482,9 @@ static void read_eos(struct fields *f, struct model_config *c)
 
 static void read_quant(struct fields *f, struct model_config *c)
 {
-    const cJSON *q = get(f, "quantization_config");
+    const cJSON *q = get(f, "quantization_config"), *mlx = get(f, "quantization");
     if (q && !f->rc) f->rc = quant_config_parse(q, &c->quant, f->e);
+    if (!q && cJSON_IsObject(mlx) && !f->rc) f->rc = quant_config_mlx(f->e);
 }
 
 static void read_generation(const char *text, struct model_config *c, struct fields *f)

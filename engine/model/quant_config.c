@@ -148,6 +148,13 @@ static const struct {
     {"mxfp4", QUANT_MXFP4, mxfp4},
 };
 
+int quant_config_mlx(struct err *e)
+{
+    return err_set(e, ERR_UNSUPPORTED,
+                   "config.json: quantised by MLX, whose format is not read; use the unquantised model and --quantize, "
+                   "or a GGUF file of it");
+}
+
 int quant_config_parse(const cJSON *q, struct quant_config *c, struct err *e)
 {
     const char *method = text(q, "quant_method");
@@ -155,6 +162,7 @@ int quant_config_parse(const cJSON *q, struct quant_config *c, struct err *e)
     if (!method && (cJSON_HasObjectItem(q, "load_in_4bit") || cJSON_HasObjectItem(q, "load_in_8bit")))
         method = "bitsandbytes";
     if (!cJSON_IsObject(q)) return err_set(e, ERR_INVALID, WHERE " must be an object");
+    if (!method && cJSON_HasObjectItem(q, "group_size")) return quant_config_mlx(e);
     if (!method) return err_set(e, ERR_INVALID, WHERE ": quant_method is missing");
     for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
         if (!is(method, methods[i].name)) continue;

@@ -29,5 +29,7 @@ struct quant_config {
 
 /* q: the object, untrusted; out is all zero before.  ERR_INVALID or ERR_UNSUPPORTED, with the field's name. */
 int quant_config_parse(const struct cJSON *q, struct quant_config *out, struct err *e);
+/* @return ERR_UNSUPPORTED: what a model in MLX's format is told. */
+int quant_config_mlx(struct err *e);
 
 #endif

@@ -187,8 +187,7 @@ static int download_all(const struct download *d, const struct listing *l, struc
 {
     int rc = download_prepare(d, e);
     if (!rc) rc = download_files(d, c->v, c->n, e);
-    if (!rc && !c->gguf && d->hub->wants != HUB_ADAPTER && d->hub->wants != HUB_DATA)
-        rc = download_weights(d, l, c, e);
+    if (!rc && !c->gguf && d->hub->wants != HUB_ADAPTER && d->hub->wants != HUB_DATA) rc = download_weights(d, l, c, e);
     if (!rc) rc = download_publish(d, e); /* last: until then the name finds what it found before */
     return rc;
 }

@@ -486,6 +486,8 @@ static void test_quantised_by_others(void **state)
     bad(QUANT("modelopt", ",\"quant_algo\":\"NVFP4\""), "quant_algo \"NVFP4\"");
     bad("{" LLAMA ",\"quantization_config\":{\"bits\":4}}", "quant_method is missing");
     bad("{" LLAMA ",\"quantization_config\":4}", "must be an object");
+    bad("{" LLAMA ",\"quantization\":{\"group_size\":64,\"bits\":4}}", "quantised by MLX");
+    bad("{" LLAMA ",\"quantization_config\":{\"group_size\":64,\"bits\":4}}", "quantised by MLX");
 }
 
 static void test_refuses_nonsense(void **state)

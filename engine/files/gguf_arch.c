@@ -15,7 +15,7 @@ static const struct gguf_arch archs[] = {
     {"olmoe", "olmoe", GGUF_ROPE_HALVES},        {"olmo2", "olmo2", GGUF_ROPE_HALVES},
     {"granite", "granite", GGUF_ROPE_PAIRS},     {"smollm3", "smollm3", GGUF_ROPE_PAIRS},
     {"stablelm", "stablelm", GGUF_ROPE_HALVES},  {"gptneox", "gpt_neox", GGUF_ROPE_HALVES},
-    {"gpt-oss", "gpt_oss", GGUF_ROPE_HALVES},
+    {"gpt-oss", "gpt_oss", GGUF_ROPE_HALVES},    {"mistral3", "ministral3", GGUF_ROPE_PAIRS},
 };
 enum { ARCHS = sizeof archs / sizeof *archs };
 
@@ -85,7 +85,7 @@ const struct gguf_arch *gguf_arch_of(const char *model_type)
 {
     static const struct {
         const char *model_type, *like;
-    } variants[] = {{"mistral", "llama"}, {"mixtral", "llama"}, {"olmo3", "olmo2"}};
+    } variants[] = {{"mistral", "llama"}, {"mixtral", "llama"}, {"olmo3", "olmo2"}, {"ministral3", ""} /* read only */};
     for (size_t i = 0; i < sizeof variants / sizeof *variants; i++)
         if (strcmp(variants[i].model_type, model_type) == 0) model_type = variants[i].like;
     for (int i = 0; i < ARCHS; i++)

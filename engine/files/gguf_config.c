@@ -147,6 +147,13 @@ static void put_gpt_neox(struct gguf_keys *r, struct buf *out, const struct gguf
     gguf_put(out, "rotary_pct", rotated / h->dim);
 }
 
+/* Ministral 3 scales queries; llama.cpp's architecture of that name is also that of Mistral Small 3, which does not. */
+static bool scales_queries(struct gguf_keys *r)
+{
+    double scale = 0;
+    return gguf_keys_number(r, "attention.temperature_scale", &scale) && scale > 0;
+}
+
 /* Layers without a router are dense. */
 static void put_dense_layers(struct gguf_keys *r, struct buf *out)
 {
@@ -205,6 +212,7 @@ static const struct family {
     bool layer_norm; /* not RMS */
 } families[] = {
     {"llama", put_llama},
+    {"ministral3", put_window},
     {"gemma2", put_gemma},
     {"gemma3_text", put_gemma},
     {"phi", NULL, .layer_norm = true},
@@ -249,12 +257,14 @@ static void put_family(struct gguf_keys *r, struct buf *out, const struct gguf_h
     if (f && f->put) f->put(r, out, h);
 }
 
-/* Some families share an architecture: Mistral's and Mixtral's models are of llama, those of OLMo 3 of olmo2. */
+/* Some families share an architecture: Mistral's and Mixtral's models are of llama, those of OLMo 3 of olmo2, Mistral
+ * Small 3's of mistral3. */
 static const char *model_type(struct gguf_keys *r)
 {
     const char *type = r->arch->model_type;
     double experts = 0;
     gguf_keys_number(r, "expert_count", &experts);
+    if (strcmp(type, "ministral3") == 0 && !scales_queries(r)) return windowed(r) ? "mistral" : "llama";
     if (strcmp(type, "llama") == 0) return experts > 0 ? "mixtral" : windowed(r) ? "mistral" : type;
     return strcmp(type, "olmo2") == 0 && windowed(r) ? "olmo3" : type;
 }

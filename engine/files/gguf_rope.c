@@ -78,12 +78,21 @@ static void put_longrope(struct gguf_keys *r, struct buf *out, double old)
         r->rc = err_set(r->e, ERR_INVALID, "GGUF: tensor rope_factors_short.weight is there without rope_factors_long");
 }
 
-/* llama.cpp multiplies the usual factor of attention, 1 + 0.1 ln(factor), with that of the key. */
-static void put_yarn(struct gguf_keys *r, struct buf *out, double factor)
+/* llama.cpp multiplies the usual factor of attention, 1 + 0.1 ln(factor), with that of the key, and divides it by what
+ * mscale_all_dim makes of it (yarn_log_multiplier). */
+static void put_yarn(struct gguf_keys *r, struct buf *out, double factor, double old)
 {
-    double more = 1;
-    if (gguf_keys_number(r, "rope.scaling.attn_factor", &more) && more > 0 && factor > 1)
-        gguf_put(out, "attention_factor", more * (1 + 0.1 * log(factor)));
+    double more = 1, all = 0, beta = 0, from = old;
+    bool scaled = gguf_keys_number(r, "rope.scaling.attn_factor", &more) && more > 0;
+    bool divided = gguf_keys_number(r, "rope.scaling.yarn_log_multiplier", &all) && all > 0;
+    if ((scaled || divided) && factor > 1)
+        gguf_put(out, "attention_factor",
+                 (scaled ? more : 1) * (1 + 0.1 * log(factor)) / (divided ? 1 + 0.1 * all * log(factor) : 1));
+    if (gguf_keys_number(r, "attention.temperature_scale", &beta)) gguf_put(out, "llama_4_scaling_beta", beta);
+    if (beta > 0 && gguf_keys_number(r, "attention.temperature_length", &from) && from > 0 && from < old)
+        r->rc =
+            err_set(r->e, ERR_UNSUPPORTED,
+                    "GGUF: attention.temperature_length %g below rope.scaling.original_context_length %g", from, old);
     gguf_put_if(r, out, "rope.scaling.yarn_beta_fast", "beta_fast");
     gguf_put_if(r, out, "rope.scaling.yarn_beta_slow", "beta_slow");
     if (strcmp(r->arch->model_type, "gpt_oss") == 0) gguf_put_flag(out, "truncate", false); /* there is no key */
@@ -106,7 +115,7 @@ static void put_rope_scaling(struct gguf_keys *r, struct buf *out, double theta,
         buf_str(out, ",\n\"rope_scaling\":{\"rope_type\":");
         gguf_put_text(out, type);
         buf_printf(out, ",\"factor\":%.17g", factor);
-        if (gguf_text_is(type, "yarn")) put_yarn(r, out, factor);
+        if (gguf_text_is(type, "yarn")) put_yarn(r, out, factor, old);
         if (old > 0) buf_printf(out, ",\"original_max_position_embeddings\":%.17g", old);
         buf_char(out, '}');
     }

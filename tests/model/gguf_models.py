@@ -41,8 +41,9 @@ ARCHS = {"llama": ("llama", LLAMA), "mistral": ("llama", LLAMA), "qwen2": ("qwen
          "gemma2": ("gemma2", GEMMA), "gemma3_text": ("gemma3", GEMMA), "phi": ("phi2", PHI), "phi3": ("phi3", PHI3), "gpt2": ("gpt2", GPT2),
          "mixtral": ("llama", MIXTURE), "qwen2_moe": ("qwen2moe", MIXTURE), "qwen3_moe": ("qwen3moe", MIXTURE), "olmoe": ("olmoe", MIXTURE),
          "olmo2": ("olmo2", OLMO2), "olmo3": ("olmo2", OLMO2), "granite": ("granite", LLAMA), "smollm3": ("smollm3", LLAMA),
-         "stablelm": ("stablelm", STABLELM), "gpt_neox": ("gptneox", NEOX), "gpt_oss": ("gpt-oss", GPT_OSS)}
-PERMUTED = ("llama", "granite", "smollm3")
+         "stablelm": ("stablelm", STABLELM), "gpt_neox": ("gptneox", NEOX), "gpt_oss": ("gpt-oss", GPT_OSS),
+         "ministral3": ("mistral3", LLAMA)}
+PERMUTED = ("llama", "granite", "smollm3", "mistral3")
 
 
 def tensors(directory):
@@ -180,6 +181,9 @@ def write_config(w, c):
         for beta in ("beta_fast", "beta_slow"):
             if beta in scaling:
                 w.add_float32(f"{w.arch}.rope.scaling.yarn_{beta}", scaling[beta])
+        if "llama_4_scaling_beta" in scaling:  # as convert_hf_to_gguf.py writes Ministral 3
+            w.add_rope_scaling_yarn_log_mul(scaling["mscale_all_dim"])
+            w.add_attn_temperature_scale(scaling["llama_4_scaling_beta"])
         if "attention_factor" in scaling:  # llama.cpp multiplies its own with that of the file
             w.add_float32(f"{w.arch}.rope.scaling.attn_factor", scaling["attention_factor"] / (1 + 0.1 * np.log(scaling["factor"])))
     write_family(w, c)

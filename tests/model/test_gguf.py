@@ -19,7 +19,7 @@ import gguf_models  # noqa: E402
 
 GOLDENS = ["llama-gqa", "llama-f16", "mistral", "qwen2", "qwen2-bf16", "qwen3", "gpt2", "phi", "phi3", "phi4-mini", "gemma2", "gemma3", "gemma3-bf16", "tinystories-656k",
            "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "olmo2", "olmo3", "granite", "stablelm", "stablelm-parallel", "stablelm-qk-norm", "gpt-neox",
-           "gpt-neox-sequential", "qwen2-yarn", "gpt-oss", "gpt-oss-mxfp4"]
+           "gpt-neox-sequential", "qwen2-yarn", "gpt-oss", "gpt-oss-mxfp4", "ministral3"]
 
 
 def tandem(*words, status=0):
@@ -152,6 +152,18 @@ def test_architectures(name, text, tmp_path):
     for model in ("llama-f16", "gpt2", "tinystories-656k", "gpt-neox", "mixtral", "qwen2-moe", "olmo2", "gpt-oss-mxfp4"):
         gguf_models.convert(MODELS / model, tmp_path / "m.gguf", kind, pre=pre_of(model))
         assert perplexity(tmp_path / "m.gguf", text) == pytest.approx(perplexity(MODELS / model, text), rel=0.1)
+
+
+def test_mistral3(tmp_path):
+    """llama.cpp's architecture of Ministral 3 is also that of Mistral Small 3, without its scaling."""
+    def as_mistral3(w):
+        w.kv_data[0]["general.architecture"].value = "mistral3"
+        for key in [k for k in w.kv_data[0] if k.startswith("llama.")]:
+            w.kv_data[0]["mistral3." + key.removeprefix("llama.")] = w.kv_data[0].pop(key)
+
+    words = ["--prompt", "Once upon a time", "--max-new-tokens", "12", "--temperature", "0", "--ignore-eos"]
+    gguf_models.convert(MODELS / "llama-f16", tmp_path / "m.gguf", spoil=as_mistral3)
+    assert tandem("generate", "--model", tmp_path / "m.gguf", *words) == tandem("generate", "--model", MODELS / "llama-f16", *words)
 
 
 def test_adapter(models):

@@ -216,6 +216,8 @@ MIXTURES = {
     "no sinks": ("gpt-oss", no_tensor("blk.2.attn_sinks.weight"), "layers.2.self_attn.sinks is missing"),
     "no bias of experts": ("gpt-oss", no_tensor("blk.1.ffn_down_exps.bias"), "layers.1.mlp.experts.0.down_proj.bias is missing"),
     "fewer biases of experts": ("gpt-oss", shaped("blk.1.ffn_up_exps.bias", 4, 20), "layers.1.mlp.experts.4.up_proj.bias is missing"),
+    "scaled earlier": ("ministral3", with_key("add_attn_temperature_length", 64), "temperature_length 64 below rope.scaling.original_context_length 128"),
+    "scaled without yarn": ("ministral3", without("mistral3.rope.scaling.type"), "rope_parameters is missing|rope_scaling is missing"),
     "rotation of granite": ("granite", setting("granite.rope.dimension_count", 4), "rope.dimension_count 4 of heads of 8"),
 }
 

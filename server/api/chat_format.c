@@ -152,18 +152,41 @@ int chat_render_input(const struct chat_format *c, struct chat_input *in, size_t
     return rc;
 }
 
+static bool is_deferred(const cJSON *tool)
+{
+    return cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(tool, "defer_loading"));
+}
+
+/* The tools that the prompt shows: those of defer_loading are told of where a search found them (messages_params.c).
+ * @return NULL: all; else a list that refers to them. */
+static cJSON *shown_tools(const cJSON *tools)
+{
+    const cJSON *t = tools ? tools->child : NULL;
+    while (t && !is_deferred(t)) t = t->next;
+    if (!t) return NULL;
+    cJSON *shown = cJSON_CreateArray();
+    for (cJSON *i = tools->child; i; i = i->next)
+        if (!is_deferred(i)) cJSON_AddItemReferenceToArray(shown, i);
+    return shown;
+}
+
 int chat_render(const struct chat_format *c, const struct openai_params *p, size_t body_len, struct buf *out,
                 struct err *e)
 {
+    cJSON *shown = shown_tools(p->tools);
     struct chat_input in = {
         .messages = p->messages,
-        .tools = p->tools,
+        .tools = !shown         ? p->tools
+                 : shown->child ? shown
+                                : NULL,
         .extra = p->template_kwargs,
         .add_generation_prompt = p->add_generation_prompt,
         .continue_final_message = p->continue_final,
         .adapt = true,
     };
-    return chat_render_input(c, &in, body_len, out, e);
+    int rc = chat_render_input(c, &in, body_len, out, e);
+    cJSON_Delete(shown);
+    return rc;
 }
 
 /* ---- tools ----------------------------------------------------------------------------------------------------- */
@@ -245,7 +268,7 @@ int chat_tool_constraint(const struct chat_format *c, const struct openai_params
     e->code = 0;
     for (const cJSON *t = p->tools->child; t; t = t->next, i++) {
         const cJSON *function = cJSON_GetObjectItemCaseSensitive(t, "function");
-        if (p->tool_name && strcmp(string_of(function, "name"), p->tool_name) != 0) continue;
+        if (p->tool_name ? strcmp(string_of(function, "name"), p->tool_name) != 0 : is_deferred(t)) continue;
         cJSON_AddItemToArray(any, call_schema(function, hermes ? "arguments" : "parameters", definitions, i));
     }
     constraint_set_schema(request, "tools", hermes ? "<tool_call>\n" : NULL, top, hermes ? "\n</tool_call>" : NULL, e);

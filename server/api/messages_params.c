@@ -4,11 +4,14 @@
 #include "server/api/request_fields.h"
 #include "server/json/json.h"
 
+#include <stdio.h>
 #include <string.h>
 
-/* The text is at most about 2.5 times the body (short contents become lists of parts); what is gathered exists twice,
- * and a buffer that grows, too. */
-enum { MEMORY_PER_BYTE = 8, MEMORY_LEAST = 4096 };
+/* The text is at most about 2.5 times the body (short contents become lists of parts, deferred tools texts); what is
+ * gathered exists twice, and a buffer that grows, too. */
+enum { MEMORY_PER_BYTE = 12, MEMORY_LEAST = 4096 };
+
+enum { REFERENCES_MAX = 1024 }; /* tool_references that are looked up; the work is their number times that of tools */
 
 static const char BILLING[] = "x-anthropic-billing-header:";
 
@@ -16,6 +19,7 @@ struct conversion {
     struct request_fields f;
     struct buf *out;
     struct chat_body chat;
+    int n_references;
 };
 
 static const char *text_of(const cJSON *object, const char *name)
@@ -79,13 +83,62 @@ static bool refuse_block(struct conversion *c, struct place at, const char *fiel
                          *field ? "." : "", field, what);
 }
 
-static bool refuse_type(struct conversion *c, struct place at, const char *inside, const char *type)
+static bool refuse_type(struct conversion *c, struct place at, const char *type)
 {
-    return fields_refuse(&c->f, "messages", "messages[%d].content[%d]%s: \"%.40s\" is not supported, only text is",
-                         at.message, at.block, inside, type);
+    return fields_refuse(&c->f, "messages", "messages[%d].content[%d]: \"%.40s\" is not supported, only text is",
+                         at.message, at.block, type);
 }
 
-/* A message of role tool; the result's content: absent, a text, or blocks of text. */
+/* A tool that the prompt does not show before a tool_reference names it. */
+static bool is_deferred(const cJSON *tool)
+{
+    return cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(tool, "defer_loading"));
+}
+
+/* A tool found by a search: what it is, where it is first named, so that the page before stays as it was. */
+static void add_reference(struct conversion *c, const char *name)
+{
+    const cJSON *tools = fields_find(&c->f, "tools");
+    bool looked_up = c->n_references++ < REFERENCES_MAX;
+    for (cJSON *t = looked_up && cJSON_IsArray(tools) ? tools->child : NULL; t; t = t->next) {
+        const char *known = text_of(t, "name"), *about = text_of(t, "description");
+        if (!known || strcmp(known, name) != 0) continue;
+        const cJSON *schema = cJSON_GetObjectItemCaseSensitive(t, "input_schema");
+        if (!is_deferred(t) || !cJSON_IsObject(schema) || cJSON_GetObjectItemCaseSensitive(t, "told")) break;
+        struct buf text = {0};
+        buf_str(&text, "<function>{\"name\": ");
+        put_text(&text, name);
+        buf_str(&text, ", \"description\": ");
+        put_text(&text, about ? about : "");
+        buf_str(&text, ", \"parameters\": ");
+        put_value(&text, schema);
+        buf_str(&text, "}</function>");
+        chat_body_text(&c->chat, text.data);
+        buf_free(&text);
+        cJSON_AddTrueToObject(t, "told");
+        return;
+    }
+    chat_body_text(&c->chat, name);
+}
+
+/* A block of a tool's result.  What is no text is told of: were it refused, so would be every later request of the
+ * conversation, and the user has not chosen what a tool gives. */
+static void add_result_block(struct conversion *c, const cJSON *block, const char *type)
+{
+    const cJSON *source = cJSON_GetObjectItemCaseSensitive(block, "source");
+    const char *text = text_of(block, "text"), *kind = text_of(source, "type");
+    char note[96];
+    if (strcmp(type, "document") == 0 && kind && strcmp(kind, "text") == 0) text = text_of(source, "data");
+    if (!text) {
+        size_t n = strspn(type, "abcdefghijklmnopqrstuvwxyz_");
+        snprintf(note, sizeof note, "[%.*s: not shown, since this model reads only text]", (int)(n < 40 ? n : 40),
+                 type);
+        text = note;
+    }
+    chat_body_text(&c->chat, text);
+}
+
+/* A message of role tool; the result's content: absent, a text, or blocks. */
 static bool add_result(struct conversion *c, const cJSON *block, struct place at)
 {
     const cJSON *content = cJSON_GetObjectItemCaseSensitive(block, "content");
@@ -97,14 +150,14 @@ static bool add_result(struct conversion *c, const cJSON *block, struct place at
     chat_body_end(&c->chat);
     if (cJSON_IsString(content)) chat_body_text(&c->chat, content->valuestring);
     for (const cJSON *b = cJSON_IsArray(content) ? content->child : NULL; b; b = b->next) {
-        const char *type = text_of(b, "type"), *text = text_of(b, "text");
+        const char *type = text_of(b, "type"), *name = text_of(b, "tool_name");
         if (!type) return refuse_block(c, at, "content", "blocks with a type");
-        if (strcmp(type, "tool_reference") == 0)
-            text = text_of(b, "tool_name");
-        else if (strcmp(type, "text") != 0)
-            return refuse_type(c, at, ".content", type);
-        if (!text) return refuse_block(c, at, "content", "blocks with a text");
-        chat_body_text(&c->chat, text);
+        if (strcmp(type, "text") == 0 && !text_of(b, "text"))
+            return refuse_block(c, at, "content", "blocks with a text");
+        if (strcmp(type, "tool_reference") == 0 && name)
+            add_reference(c, name);
+        else
+            add_result_block(c, b, type);
     }
     chat_body_result(&c->chat, id, failed);
     return true;
@@ -131,7 +184,7 @@ static bool add_block(struct conversion *c, const cJSON *block, struct place at)
     const char *type = text_of(block, "type");
     bool assistant = strcmp(c->chat.role, "assistant") == 0;
     if (!type) return refuse_block(c, at, "type", "a string");
-    if (strcmp(type, "tool_result") == 0) return assistant ? refuse_type(c, at, "", type) : true; /* written before */
+    if (strcmp(type, "tool_result") == 0) return assistant ? refuse_type(c, at, type) : true; /* written before */
     if (strcmp(type, "redacted_thinking") == 0) return true;
     if (strcmp(type, "text") == 0) {
         const char *text = text_of(block, "text");
@@ -146,7 +199,7 @@ static bool add_block(struct conversion *c, const cJSON *block, struct place at)
         return true;
     }
     if (strcmp(type, "tool_use") == 0 && assistant) return add_call(c, block, at);
-    return refuse_type(c, at, "", type);
+    return refuse_type(c, at, type);
 }
 
 /* The content of one message; system: it still belongs to the system's message. */
@@ -232,7 +285,7 @@ static bool add_tool(struct conversion *c, const cJSON *tool, int i)
     if (!cJSON_GetObjectItemCaseSensitive(schema, "type")) cJSON_AddStringToObject(schema, "type", "object");
     chat_body_put_tool(c->out, i == 0, name, about);
     put_value(c->out, schema);
-    buf_str(c->out, "}}");
+    buf_str(c->out, is_deferred(tool) ? "},\"defer_loading\":true}" : "}}");
     return true;
 }
 

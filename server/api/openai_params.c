@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TOOLS_MAX = 128 /* OpenAI's limit */ };
+enum { TOOLS_MAX = 512 }; /* OpenAI allows 128; agents with several MCP servers have more */
 
 struct check {
     struct openai_params *p;

@@ -5,10 +5,11 @@
 #include "server/api/request_fields.h"
 #include "server/json/json.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { TOOLS_MAX = 1024 };
+enum { TOOLS_MAX = 512 };
 
 /* The chat is at most about 2.5 times the body, besides what each tool adds; what is gathered exists twice, and a
  * buffer that grows, too. */
@@ -85,15 +86,31 @@ static const char *part_text(struct conversion *c, const cJSON *part, int i, con
     return known ? text : NULL;
 }
 
-/* A text, or a list of parts that are texts. */
+/* What a part of a tool's output is that has no text.  Were it refused, so would be every later request of the
+ * conversation, and the user has not chosen what a tool gives. */
+static void add_note(struct conversion *c, const char *type)
+{
+    char note[96];
+    size_t n = strspn(type, "abcdefghijklmnopqrstuvwxyz_");
+    snprintf(note, sizeof note, "[%.*s: not shown, since this model reads only text]", (int)(n < 40 ? n : 40), type);
+    chat_body_text(&c->chat, note);
+}
+
+/* A text, or a list of parts that are texts, those of a tool's output also of other types. */
 static bool add_content(struct conversion *c, const cJSON *content, int i, const char *field)
 {
+    bool output = strcmp(field, "output") == 0;
     if (cJSON_IsString(content)) {
         chat_body_text(&c->chat, content->valuestring);
         return true;
     }
     if (!cJSON_IsArray(content)) return refuse_item(c, i, field, "a string or a list of parts");
     for (const cJSON *part = content->child; part; part = part->next) {
+        const char *type = text_of(part, "type");
+        if (output && (is(type, "input_image") || is(type, "input_file") || is(type, "input_audio"))) {
+            add_note(c, type);
+            continue;
+        }
         const char *text = part_text(c, part, i, field);
         if (!text) return false;
         chat_body_text(&c->chat, text);
@@ -343,7 +360,7 @@ static bool read_tools(struct conversion *c)
     if (is(text_of(choice, "type"), "allowed_tools")) {
         c->allowed = cJSON_GetObjectItemCaseSensitive(choice, "tools");
         if (!cJSON_IsArray(c->allowed) || cJSON_GetArraySize(c->allowed) > TOOLS_MAX)
-            return fields_refuse(&c->f, "tool_choice", "tool_choice.tools: expected a list of at most 1024 tools");
+            return fields_refuse(&c->f, "tool_choice", "tool_choice.tools: expected a list of at most 512 tools");
     }
     for (const cJSON *t = tools ? tools->child : NULL; t; t = t->next, i++)
         if (!(is(text_of(t, "type"), "namespace") ? add_space(c, t, i) : add_tool(c, t, NULL, i))) return false;

@@ -163,6 +163,28 @@ def test_a_task_of_claude_code(speaker):
     assert second["usage"]["cache_read_input_tokens"] >= known - 16 > 0, "the first turn's prompt is in the cache, but for the last page"
 
 
+def test_a_tool_that_is_found(speaker):
+    """A deferred tool is not shown before a search finds it, and then where it is found: what comes before stays in the cache."""
+    def result(*blocks):
+        return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": list(blocks)}]}
+
+    def count(*messages, tools):
+        return ask(speaker, *messages, tools=tools, path="/v1/messages/count_tokens")["input_tokens"]
+
+    asked = {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1", "name": "now", "input": {"zone": "utc"}}]}
+    late = {**TOOL, "name": "later", "defer_loading": True}
+    found, history = {"type": "tool_reference", "tool_name": "later"}, [USER, asked]
+    assert count(USER, tools=[TOOL, late]) == count(USER, tools=[TOOL]) < count(USER, tools=[TOOL, {**late, "defer_loading": False}])
+    assert count(*history, result(found), tools=[TOOL, late]) > count(*history, result(found), tools=[TOOL]) + 30
+    before = ask(speaker, says="x", tools=[TOOL], system="Be kind. " * 20)["usage"]
+    known = before["input_tokens"] + before["cache_read_input_tokens"]
+    after = ask(speaker, *history, result(found), says=CALL.replace("now", "later"), tools=[TOOL, late], system="Be kind. " * 20)
+    assert after["usage"]["cache_read_input_tokens"] >= known - 32 > 0 and after["content"][0]["name"] == "later"
+    ask(speaker, *history, result({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aaaa"}}), says="x", tools=[TOOL])
+    only = ask(speaker, tools=[TOOL, late], tool_choice={"type": "any"}, seed=2)
+    assert [b["name"] for b in only["content"]] == ["now"]
+
+
 @pytest.mark.parametrize("change, status, kind, text", [
     ({"model": "other"}, 404, "not_found_error", "`other` does not exist"),
     ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens: the field is missing"),

@@ -271,7 +271,7 @@ def test_stream_helper_automatic(api):
     ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "tool_choice"),
     ({"tool_choice": "required", "tools": [tool("f", {"x": {"type": "no_such_type"}})]}, "`type`", "tools"),
     ({"tool_choice": "required", "tools": [tool("f", {"x": {"enum": ["x" * 140000]}})]}, "", "tools"),
-    ({"tools": [tool(f"f{i}", {}) for i in range(129)]}, "at most 128", "tools"),
+    ({"tools": [tool(f"f{i}", {}) for i in range(513)]}, "at most 512", "tools"),
 ])
 def test_mistakes(api, fields, says, param):
     with pytest.raises(openai.BadRequestError) as e:

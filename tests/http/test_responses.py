@@ -158,6 +158,9 @@ def test_what_is_left_out(speaker):
     got = ask(speaker, items, tools=[*hosted, NOW], metadata={"a": "b"}, **says("Hi."))
     assert got["metadata"] == {"a": "b", "skipped": "web_search_call,web_search,local_shell,image_generation"}
     assert "left out of a request: web_search_call,web_search" in speaker.log()
+    seen_by_a_tool = [*items, {"type": "function_call", "call_id": "a", "name": "now", "arguments": "{}"}, {"type": "function_call_output", "call_id": "a", "output": [
+        {"type": "input_text", "text": "See:"}, {"type": "input_image", "image_url": "data:image/png;base64,aaaa"}]}]
+    assert ask(speaker, seen_by_a_tool, **says("Hi."))["status"] == "completed", "else no later request of the conversation would be answered"
     none = ask(speaker, tools=hosted, tool_choice="auto", parallel_tool_calls=True, **says(call("now", {})))
     assert seen(none) == [("message", call("now", {}))]
 

@@ -98,6 +98,38 @@ static void blocks(void **state)
           "\"messages\":[{\"role\":\"tool\",\"tool_call_id\":\"t\",\"content\":[" PART("r") "]}]");
 }
 
+#define RESULT(id, blocks)                                                                                             \
+    "{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"" id "\",\"content\":[" blocks "]}]}"
+#define GIVES(id, parts) "{\"role\":\"tool\",\"tool_call_id\":\"" id "\",\"content\":[" parts "]}"
+#define FOUND(name) "{\"type\":\"tool_reference\",\"tool_name\":\"" name "\"}"
+
+/* What is no text does not end the conversation; a deferred tool is told of where it is first found. */
+static void results(void **state)
+{
+    (void)state;
+    check("\"messages\":[" RESULT(
+              "t", "{\"type\":\"image\",\"source\":{\"type\":\"base64\"}},{\"type\":\"document\",\"source\":"
+                   "{\"type\":\"text\",\"data\":\"d\"}},{\"type\":\"a\\n%s\"}") "]",
+          "\"messages\":[" GIVES("t", PART("[image: not shown, since this model reads only text]") "," PART(
+                                          "d") "," PART("[a: not shown, since this model reads only text]")) "]");
+    check("\"messages\":[" RESULT("t", FOUND("f") "," FOUND("g") "," FOUND("h")) "," RESULT(
+              "u", FOUND("g")) "],\"tools\":[{\"name\":\"f\",\"input_schema\":{\"type\":\"object\"}},{\"name\":\"g\","
+                               "\"description\":\"d\",\"defer_loading\":true,\"input_schema\":{\"type\":\"object\"}}]",
+          "\"messages\":[" GIVES(
+              "t", PART("f") ","
+                             "{\"type\":\"text\",\"text\":\"<function>{\\\"name\\\": \\\"g\\\", "
+                             "\\\"description\\\": \\\"d\\\", \\\"parameters\\\": "
+                             "{\\\"type\\\":\\\"object\\\"}}</function>\"}"
+                             "," PART("h")) "," GIVES("u", PART("g")) "],\"tools\":[{\"type\":\"function\","
+                                                                      "\"function\":{\"name\":\"f\","
+                                                                      "\"description\":\"\",\"parameters\":{"
+                                                                      "\"type\":\"object\"}}},{\"type\":"
+                                                                      "\"function\",\"function\":{\"name\":"
+                                                                      "\"g\",\"description\":\"d\","
+                                                                      "\"parameters\":{\"type\":\"object\"}},"
+                                                                      "\"defer_loading\":true}]");
+}
+
 static void other_fields(void **state)
 {
     (void)state;
@@ -130,9 +162,6 @@ static void refused(void **state)
     check("\"messages\":[{\"role\":\"user\",\"content\":[{}]}]", "!messages[0].content[0].type: expected a string");
     check("\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"image\"}]}]",
           "!messages[0].content[1]: \"image\" is not supported, only text is");
-    check("\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"t\",\"content\":"
-          "[{\"type\":\"image\"}]}]}]",
-          "!messages[0].content[0].content: \"image\" is not supported, only text is");
     check("\"messages\":[{\"role\":\"assistant\",\"content\":[{\"type\":\"tool_use\",\"id\":\"t\",\"name\":\"f\","
           "\"input\":\"{}\"}]}]",
           "!messages[0].content[0].input: expected an object");
@@ -167,8 +196,8 @@ static void counted(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(messages), cmocka_unit_test(blocks),  cmocka_unit_test(other_fields),
-        cmocka_unit_test(refused),  cmocka_unit_test(counted),
+        cmocka_unit_test(messages),     cmocka_unit_test(blocks),  cmocka_unit_test(results),
+        cmocka_unit_test(other_fields), cmocka_unit_test(refused), cmocka_unit_test(counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

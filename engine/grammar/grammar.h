@@ -24,6 +24,9 @@ struct grammar_builder *grammar_builder_new(void);
 void grammar_builder_free(struct grammar_builder *);
 
 gexpr gram_bytes(struct grammar_builder *, const void *bytes, size_t n); /* exactly these; n may be 0 */
+/* Two of these bytes around the text of a special token, within a gram_bytes, are that token: no text of UTF-8 has the
+ * byte, so no other expression allows special tokens. */
+enum { GRAM_SPECIAL = 0xff };
 struct grange {
     uint32_t lo, hi; /* code points, inclusive */
 };

@@ -85,10 +85,15 @@ static void read_tokens(struct token_trie *t, const struct tokenizer *z)
     struct buf all = {0};
     for (int32_t id = 0; id < t->n_ids; id++) {
         t->at[id] = (uint32_t)all.len;
-        if (tokenizer_is_special(z, id) || is_eos(t, id)) continue;
+        if (is_eos(t, id)) continue;
         size_t before = all.len;
+        bool special = tokenizer_is_special(z, id);
+        if (special) buf_char(&all, (char)GRAM_SPECIAL);
         tokenizer_bytes(z, id, &all);
-        if (all.len - before > GRAM_LOOK) all.len = before;
+        size_t n = all.len - before;
+        bool odd = n && memchr(all.data + before + special, GRAM_SPECIAL, n - special);
+        if (special) buf_char(&all, (char)GRAM_SPECIAL);
+        if (odd || n == special || all.len - before > GRAM_LOOK) all.len = before;
     }
     t->at[t->n_ids] = (uint32_t)all.len;
     t->bytes = all.data ? (unsigned char *)all.data : mem_zalloc(1);

@@ -89,12 +89,15 @@ static struct grammar *keep(struct grammar_cache *all, struct grammar_cache_job 
     return k->grammar;
 }
 
-/* Records the bytes of all tokens except special ones, which are not part of a text. */
+/* Records the bytes of all tokens except special ones, which are not part of a text, but for the byte around them where
+ * a grammar has them (grammar.h). */
 static void note_bytes(const struct tokenizer *t, unsigned char bytes[256])
 {
     struct buf text = {0};
     for (int32_t id = 0; id < tokenizer_size(t); id++) {
-        if (tokenizer_is_special(t, id)) continue;
+        bool special = tokenizer_is_special(t, id);
+        if (special) bytes[GRAM_SPECIAL] = 1;
+        if (special) continue;
         buf_clear(&text);
         tokenizer_bytes(t, id, &text);
         for (size_t i = 0; i < text.len; i++) bytes[(unsigned char)text.data[i]] = 1;

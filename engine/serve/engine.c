@@ -185,9 +185,14 @@ uint64_t engine_submit(struct engine *g, const struct gen_request *spec, struct 
     if (spec->adapter && !adapter) return 0;
     struct request *r = request_new(spec, &g->s.info, e);
     uint64_t id = g->last_id + 1;
-    if (r && spec->grammar && !(r->masked = masked_new(g->masker, spec->grammar, id, e))) {
-        request_free(r);
-        r = NULL;
+    if (r && spec->grammar) {
+        struct masked *m = masked_new(g->masker, spec->grammar, id, e);
+        if (m) {
+            request_mask(r, m);
+        } else {
+            request_free(r);
+            r = NULL;
+        }
     }
     if (!r) {
         if (adapters_release(&g->adapters, adapter)) engine_send(g, MSG_SWEEP, 0, NULL);

@@ -106,7 +106,7 @@ const struct tokenizer *engine_tokenizer(const struct engine *);
 
 /* ---- requests -------------------------------------------------------------------------------------------------- */
 
-enum { ENGINE_TOP_MAX = 32, ENGINE_STOP_MAX = 16, ENGINE_STOP_BYTES = 256, ENGINE_SALT_BYTES = 256 };
+enum { ENGINE_TOP_MAX = 32, ENGINE_STOP_MAX = 16, ENGINE_STOP_BYTES = 256, ENGINE_SALT_BYTES = 256, ENGINE_STOP_TOKENS = 64 };
 
 struct logit_bias {
     int32_t id;
@@ -126,6 +126,18 @@ struct sampling_params {
 };
 
 /* Everything is copied by engine_submit. */
+/* How a text's thoughts are told from what follows.  The marks are texts, special tokens' included, of at most
+ * ENGINE_STOP_BYTES bytes; the first byte of each occurs in it once. */
+struct gen_thoughts {
+    const char *begin; /* behind white space at the start of the text */
+    const char *end;   /* NULL: thoughts are not looked for */
+    bool inside;       /* the prompt ends within thoughts: the grammar applies behind them */
+    bool again;        /* thoughts may begin again, anywhere behind others */
+    int budget;        /* after so many tokens within thoughts, those of `stop` follow; negative: no limit */
+    const int32_t *stop;
+    int n_stop; /* <= ENGINE_STOP_TOKENS */
+};
+
 struct gen_request {
     const int32_t *prompt; /* 1 .. max_total_tokens - 1 ids, all < vocab */
     int n_prompt;
@@ -151,6 +163,7 @@ struct gen_request {
      * while it can, but a text that nothing may follow ends with eos.  Log-
      * probabilities and top tokens stay those of the model without the constraint. */
     struct grammar *grammar;
+    struct gen_thoughts thoughts;
     struct poolings pooling;    /* n > 0: one EV_EMBEDDING; n_prompt <= max_total_tokens, and of the rest only
                                    pool_from, types, priority, adapter, cache_* and user are used.  An encoder takes no
                                    other requests */
@@ -265,6 +278,7 @@ struct event {
     int n_values;    /* the size of engine_info's embedder */
     /* EV_DONE */
     int n_prompt, n_cached, n_generated; /* n_cached: prompt tokens found in the prefix cache */
+    int n_thoughts;                      /* of the generated ones, within thoughts, the marks not counted */
     int stop_index;                      /* which stop text or, after them, which stop id matched; -1 */
     struct request_times times;
     const char *error; /* FINISH_ERROR: static text */

@@ -82,6 +82,19 @@ static int check_stops(const struct gen_request *g, const struct engine_info *m,
     return 0;
 }
 
+static int check_thoughts(const struct gen_thoughts *t, const struct engine_info *m, struct err *e)
+{
+    if (!t->end) return 0;
+    if (!*t->end || strlen(t->end) > ENGINE_STOP_BYTES || !t->begin || !*t->begin ||
+        strlen(t->begin) > ENGINE_STOP_BYTES || t->n_stop < 0 || t->n_stop > ENGINE_STOP_TOKENS)
+        return err_set(e, ERR_INVALID, "the marks of thoughts must have 1 to %d bytes, and %d tokens at most",
+                       ENGINE_STOP_BYTES, ENGINE_STOP_TOKENS);
+    for (int i = 0; i < t->n_stop; i++)
+        if (t->stop[i] < 0 || t->stop[i] >= m->vocab)
+            return err_set(e, ERR_INVALID, "the end of thoughts: the model has no token %d", t->stop[i]);
+    return 0;
+}
+
 /* ---- creation and removal ---- */
 
 static bool penalised(const struct sampling_params *s)
@@ -134,6 +147,36 @@ static void copy_stops(struct request *r, const struct gen_request *g, char *tex
     for (int i = 0; i < g->n_stop_ids; i++) r->stop_ids[i] = g->stop_ids[i];
 }
 
+/* The tokens that end the thoughts become known. */
+static void stop_thoughts(struct request *r)
+{
+    int room = r->n_prompt + r->max_new - r->seq.n_known, n = r->thoughts.n_stop < room ? r->thoughts.n_stop : room;
+    for (int i = 0; i < n; i++) {
+        r->tokens[r->seq.n_known++] = r->thoughts.stop[i];
+        count_token(r, r->thoughts.stop[i], true);
+    }
+}
+
+/* ids: room for the tokens; text: for the marks. */
+static void copy_thoughts(struct request *r, const struct gen_thoughts *t, int32_t *ids, char *text)
+{
+    if (!t->end) return;
+    size_t n = strlen(t->begin) + 1;
+    if (t->n_stop) memcpy(ids, t->stop, (size_t)t->n_stop * sizeof *ids);
+    memcpy(text, t->begin, n);
+    memcpy(text + n, t->end, strlen(t->end) + 1);
+    r->thoughts = (struct thoughts){.state = t->inside ? THOUGHTS_INSIDE : THOUGHTS_FIRST,
+                                    .begin = text,
+                                    .end = text + n,
+                                    .again = t->again,
+                                    .left = t->budget,
+                                    .stop = ids,
+                                    .n_stop = t->n_stop};
+    if (!t->inside || t->budget) return;
+    r->thoughts.stopped = true;
+    stop_thoughts(r);
+}
+
 static void copy_adds(struct request *r, const struct gen_request *g, const struct engine_info *m)
 {
     for (int i = 0; i < g->sampling.n_bias; i++)
@@ -161,13 +204,17 @@ struct request *request_new(const struct gen_request *g, const struct engine_inf
                 m->embedder->classifies ? "scores of texts (rerank, score, classify)" : "vectors (embeddings)");
         return NULL;
     }
-    if (check_lengths(g, m, e) || check_sampling(&g->sampling, m, e) || check_stops(g, m, e)) return NULL;
+    if (check_lengths(g, m, e) || check_sampling(&g->sampling, m, e) || check_stops(g, m, e) ||
+        check_thoughts(&g->thoughts, m, e))
+        return NULL;
     size_t total = (size_t)g->n_prompt + (size_t)g->max_new_tokens, pages = (total + KV_PAGE - 1) / KV_PAGE;
     size_t adds = (size_t)g->sampling.n_bias + (size_t)m->n_eos + (size_t)g->n_stop_ids, text = 0;
+    size_t stops = g->thoughts.end ? (size_t)g->thoughts.n_stop : 0, marks = 0;
     for (int i = 0; i < g->n_stop; i++) text += strlen(g->stop[i]);
+    if (g->thoughts.end) marks = strlen(g->thoughts.begin) + strlen(g->thoughts.end) + 2;
 
     struct request *r =
-        calloc(1, sizeof *r + (total + pages) * sizeof(int32_t) + adds * sizeof(struct token_add) + text);
+        calloc(1, sizeof *r + (total + pages + stops) * sizeof(int32_t) + adds * sizeof(struct token_add) + text + marks);
     if (!r) {
         err_set(e, ERR_NOMEM, "no memory for a request of %zu tokens", total);
         return NULL;
@@ -192,8 +239,9 @@ struct request *request_new(const struct gen_request *g, const struct engine_inf
     r->detok.mid_context = true;
     memcpy(r->tokens, g->prompt, (size_t)g->n_prompt * sizeof *r->tokens);
     copy_adds(r, g, m);
-    copy_stops(r, g, (char *)(r->tokens + total + pages));
+    copy_stops(r, g, (char *)(r->tokens + total + pages + stops));
     for (int i = 0; i < g->n_prompt; i++) count_token(r, g->prompt[i], false);
+    copy_thoughts(r, &g->thoughts, r->tokens + total + pages, (char *)(r->tokens + total + pages + stops) + text);
     return r;
 }
 
@@ -201,6 +249,7 @@ void request_free(struct request *r)
 {
     if (!r) return;
     masked_free(r->masked);
+    masked_free(r->behind);
     buf_free(&r->tail);
     ngrams_close(&r->guess.index);
     free(r->counts);
@@ -341,6 +390,22 @@ static enum finish_reason finish_by_id(struct request *r, int32_t id, const stru
     return FINISH_NONE;
 }
 
+void request_mask(struct request *r, struct masked *m)
+{
+    bool thinks = r->thoughts.state == THOUGHTS_INSIDE && r->seq.n_known == r->n_prompt;
+    *(thinks ? &r->behind : &r->masked) = m;
+}
+
+/* After a token that is no longer, or should no longer be, within thoughts. */
+static void end_thoughts(struct request *r, enum thoughts_change change)
+{
+    if (change == THOUGHTS_USED_UP) stop_thoughts(r);
+    if (!r->behind) return;
+    r->masked = r->behind;
+    r->behind = NULL;
+    masked_begin(r->masked, request_may_force(r));
+}
+
 enum finish_reason request_token(struct request *r, const struct sample_out *o, const struct engine_info *m,
                                  const struct tokenizer *t, struct events *ev, uint64_t now, int *stop_index)
 {
@@ -356,6 +421,7 @@ enum finish_reason request_token(struct request *r, const struct sample_out *o, 
     v.finish = finish_by_id(r, o->id, m, stop_index);
     uint32_t len = put_text(&v, &r->detok, t, v.finish != FINISH_NONE, ev);
     v.gen_len = v.special || *stop_index >= 0 ? 0 : len;
+    enum thoughts_change change = thoughts_token(&r->thoughts, events_text(ev)->data + v.text, len);
     uint32_t keep = 0;
     int hit = v.gen_len ? find_stop(r, events_text(ev)->data + v.text, v.gen_len, &keep) : -1;
     if (hit >= 0 && r->n_generated >= r->min_new && (v.finish == FINISH_NONE || v.finish == FINISH_LENGTH)) {
@@ -368,6 +434,7 @@ enum finish_reason request_token(struct request *r, const struct sample_out *o, 
     v.stop_index = *stop_index;
     events_add(ev, &v);
     if (!known && v.finish == FINISH_NONE) r->tokens[r->seq.n_known++] = o->id;
+    if (change != THOUGHTS_GO_ON && v.finish == FINISH_NONE) end_thoughts(r, change);
     r->seq.first_row = r->n_prompt + r->n_generated - 1;
     r->seq.generates = true;
     return v.finish;
@@ -405,6 +472,7 @@ void request_done(struct request *r, enum finish_reason why, int stop_index, con
                       .n_prompt = r->n_prompt,
                       .n_cached = r->seq.n_cached,
                       .n_generated = r->n_generated,
+                      .n_thoughts = r->thoughts.count,
                       .stop_index = stop_index,
                       .times = r->times,
                       .error = error};

@@ -11,6 +11,7 @@
 #include "engine/serve/masker.h"
 #include "engine/serve/sched.h"
 #include "engine/serve/speculate.h"
+#include "engine/serve/thoughts.h"
 #include "kernels/ops.h"
 
 struct stop_text {
@@ -27,6 +28,7 @@ struct request {
     struct request *next;            /* hash chain of the engine */
     struct adapter_version *adapter; /* a reference; NULL: none */
     struct masked *masked;           /* owned; NULL: no grammar */
+    struct masked *behind;           /* owned; becomes `masked` behind the thoughts; NULL: none, or it has */
     bool unsampled;                  /* its last row is not sampled in this step: mask missing, or no token allowed */
     bool whole;                      /* the grammar allows only eos, even with ignore_eos or min_new_tokens */
     enum finish_reason ending;       /* FINISH_TIMEOUT, FINISH_ABORTED: it ends with its next token; FINISH_NONE */
@@ -60,6 +62,7 @@ struct request {
     int n_stop, n_stop_ids;
     struct buf tail; /* suffix of the generated text that may be the start of a stop text; unused without stop texts */
 
+    struct thoughts thoughts; /* its marks are in the block */
     struct detok detok, prompt_detok;
     struct request_times times;
 };
@@ -81,8 +84,12 @@ void request_sample_row(struct request *, int pos, struct sample_row *row);
 void request_prompt_row(struct request *, int pos, const struct sample_out *, const struct tokenizer *,
                         struct events *);
 
+/* Takes ownership of the masks of its grammar, which apply from now on, or behind its thoughts. */
+void request_mask(struct request *, struct masked *);
+
 /* After the next token was sampled, or the row of a forced one (request_force) was computed: appends it and emits
- * EV_TOKEN.  @return FINISH_NONE unless the text ends with it. */
+ * EV_TOKEN.  Where the thoughts end, or their budget does, the masks begin and the tokens that end them are known.
+ * @return FINISH_NONE unless the text ends with it. */
 enum finish_reason request_token(struct request *, const struct sample_out *, const struct engine_info *,
                                  const struct tokenizer *, struct events *, uint64_t now, int *stop_index);
 

@@ -128,6 +128,7 @@ static bool deliver_row(struct engine *g, struct request *r, int pos, const stru
         return false;
     }
     int stop_index;
+    struct masked *masked = r->masked; /* with this token, that of its grammar may begin */
     enum finish_reason why = request_token(r, out, &g->s.info, g->s.tokenizer, &g->events, now, &stop_index);
     g->now.generated_tokens++;
     g->now.forced_tokens += pos < last;
@@ -136,7 +137,7 @@ static bool deliver_row(struct engine *g, struct request *r, int pos, const stru
         engine_end_request(g, r, why, stop_index, NULL);
         return false;
     }
-    if (pos == last && r->masked) next_mask(g, r, out->id);
+    if (pos == last && masked) next_mask(g, r, out->id);
     return true;
 }
 
@@ -176,6 +177,7 @@ static void verify(struct engine *g, struct request *r, int drafts, int row, uin
     bool ahead = request_samples_ahead(r), goes_on = true;
     for (; goes_on && right < drafts; right++) {
         int pos = r->seq.n_computed;
+        if (ahead && (!request_samples_ahead(r) || pos + 1 < r->seq.n_known)) break; /* its thoughts have ended */
         if (r->tokens[pos] != guess->v[right] || !can_sample(g, r, pos)) break;
         if (!ahead && !sample_accepted(g, r, pos, row + right)) return;
         sched_accept(&g->sched, &r->seq);

@@ -106,7 +106,13 @@ const struct tokenizer *engine_tokenizer(const struct engine *);
 
 /* ---- requests -------------------------------------------------------------------------------------------------- */
 
-enum { ENGINE_TOP_MAX = 32, ENGINE_STOP_MAX = 16, ENGINE_STOP_BYTES = 256, ENGINE_SALT_BYTES = 256, ENGINE_STOP_TOKENS = 64 };
+enum {
+    ENGINE_TOP_MAX = 32,
+    ENGINE_STOP_MAX = 16,
+    ENGINE_STOP_BYTES = 256,
+    ENGINE_SALT_BYTES = 256,
+    ENGINE_STOP_TOKENS = 64
+};
 
 struct logit_bias {
     int32_t id;

@@ -213,8 +213,8 @@ struct request *request_new(const struct gen_request *g, const struct engine_inf
     for (int i = 0; i < g->n_stop; i++) text += strlen(g->stop[i]);
     if (g->thoughts.end) marks = strlen(g->thoughts.begin) + strlen(g->thoughts.end) + 2;
 
-    struct request *r =
-        calloc(1, sizeof *r + (total + pages + stops) * sizeof(int32_t) + adds * sizeof(struct token_add) + text + marks);
+    struct request *r = calloc(1, sizeof *r + (total + pages + stops) * sizeof(int32_t) +
+                                      adds * sizeof(struct token_add) + text + marks);
     if (!r) {
         err_set(e, ERR_NOMEM, "no memory for a request of %zu tokens", total);
         return NULL;

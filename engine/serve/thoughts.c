@@ -7,8 +7,8 @@ static bool is_space(char c)
     return c == ' ' || c == '\t' || c == '\n' || c == '\r';
 }
 
-/* Advances over the mark; a mark's first byte does not occur in it again, but for those of several tokens, which no text
- * has by chance.  @return whether it is complete. */
+/* Advances over the mark; a mark's first byte does not occur in it again, but for those of several tokens, which no
+ * text has by chance.  @return whether it is complete. */
 static bool match(struct thoughts *t, const char *mark, char c)
 {
     if (mark[t->matched] != c) t->matched = 0;

@@ -1,6 +1,6 @@
-/* Where the thoughts of a generated text begin and end, and how many tokens they have: by the text of its tokens, so that
- * no result depends on how a tokenizer spells a mark, on the batch, or on how many tokens a step gives.  Pure; owned by
- * the engine thread. */
+/* Where the thoughts of a generated text begin and end, and how many tokens they have: by the text of its tokens, so
+ * that no result depends on how a tokenizer spells a mark, on the batch, or on how many tokens a step gives.  Pure;
+ * owned by the engine thread. */
 #ifndef TANDEM_ENGINE_SERVE_THOUGHTS_H
 #define TANDEM_ENGINE_SERVE_THOUGHTS_H
 
@@ -31,8 +31,8 @@ struct thoughts {
 
 enum thoughts_change { THOUGHTS_GO_ON, THOUGHTS_ENDED, THOUGHTS_USED_UP };
 
-/* Reads the text of the next token, a special one's too.  THOUGHTS_ENDED: with this token.  THOUGHTS_USED_UP: the tokens
- * of `stop` must follow. */
+/* Reads the text of the next token, a special one's too.  THOUGHTS_ENDED: with this token.  THOUGHTS_USED_UP: the
+ * tokens of `stop` must follow. */
 enum thoughts_change thoughts_token(struct thoughts *, const char *text, size_t n);
 
 #endif

@@ -1,11 +1,14 @@
 #include "server/api/chat_format.h"
 
 #include "engine/base/log.h"
+#include "engine/grammar/grammar.h"
+#include "engine/tokenizer/tokenizer.h"
 #include "server/api/openai_params.h"
 #include "server/config/settings.h"
 #include "server/json/json.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -25,6 +28,8 @@ static void find_tools(struct chat_format *c, const struct settings *set)
     size_t n;
     const char *source = chat_template_source(c->template, &n);
     c->tools = tool_format_choose(set->tool_call_parser, tool_format_detect(source, n));
+    c->reasoning = reasoning_choose(set->reasoning_parser, reasoning_detect(source, n));
+    c->short_ids = source && memmem(source, n, "length != 9", 11);
 }
 
 int chat_open(struct chat_format *c, const struct settings *set, struct err *e)
@@ -170,9 +175,49 @@ static cJSON *shown_tools(const cJSON *tools)
     return shown;
 }
 
-int chat_render(const struct chat_format *c, const struct openai_params *p, size_t body_len, struct buf *out,
-                struct err *e)
+/* gpt-oss knows three efforts. */
+static void adapt_effort(const struct chat_format *c, cJSON *kwargs)
 {
+    static const char *const names[][2] = {{"none", "low"}, {"minimal", "low"}, {"xhigh", "high"}, {"max", "high"}};
+    cJSON *effort = cJSON_GetObjectItemCaseSensitive(kwargs, "reasoning_effort");
+    if (c->reasoning != REASONING_HARMONY || !cJSON_IsString(effort)) return;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(effort->valuestring, names[i][0]) == 0) cJSON_SetValuestring(effort, names[i][1]);
+}
+
+/* Mistral's templates take ids of nine letters and digits: the last ones, which are random. */
+static void shorten_id(cJSON *id)
+{
+    char out[10] = "000000000";
+    const char *s = cJSON_GetStringValue(id);
+    size_t at = 9;
+    for (size_t i = s ? strlen(s) : 0; i-- > 0 && at;)
+        if ((s[i] >= '0' && s[i] <= '9') || (s[i] >= 'A' && s[i] <= 'Z') || (s[i] >= 'a' && s[i] <= 'z'))
+            out[--at] = s[i];
+    if (s && strlen(s) >= 9) cJSON_SetValuestring(id, out);
+}
+
+static void adapt_messages(const struct chat_format *c, cJSON *messages)
+{
+    for (cJSON *m = messages->child; m; m = m->next) {
+        cJSON *calls = cJSON_GetObjectItemCaseSensitive(m, "tool_calls");
+        const char *content = string_of(m, "content"), *thoughts = string_of(m, "reasoning_content");
+        for (cJSON *call = calls && c->short_ids ? calls->child : NULL; call; call = call->next)
+            shorten_id(cJSON_GetObjectItemCaseSensitive(call, "id"));
+        if (c->short_ids) shorten_id(cJSON_GetObjectItemCaseSensitive(m, "tool_call_id"));
+        if (c->reasoning != REASONING_HARMONY || !calls || !content || !*content || !thoughts || !*thoughts) continue;
+        struct buf both = {0}; /* beside a call, its template takes one of the two */
+        buf_printf(&both, "%s\n\n%s", thoughts, content);
+        set_string(m, "reasoning_content", both.data);
+        set_string(m, "content", "");
+        buf_free(&both);
+    }
+}
+
+int chat_render(const struct chat_format *c, struct openai_params *p, size_t body_len, struct buf *out, struct err *e)
+{
+    adapt_effort(c, p->template_kwargs);
+    adapt_messages(c, p->messages);
     cJSON *shown = shown_tools(p->tools);
     struct chat_input in = {
         .messages = p->messages,
@@ -202,76 +247,89 @@ enum tool_format chat_tool_format(const struct chat_format *c, const struct open
     return c->tools == TOOL_FORMAT_NONE && demanded(p) ? TOOL_FORMAT_HERMES : c->tools;
 }
 
-static bool is_one_of(const char *name, const char *const *list)
+/* A text of the format in which the marks that are special tokens of the vocabulary stand between two
+ * CALLS_SPECIAL. */
+static char *mark_special(const char *text, const struct output_format *f, const struct tokenizer *t)
 {
-    for (; *list; list++)
-        if (strcmp(name, *list) == 0) return true;
-    return false;
-}
-
-/* Rewrites references within a tool's schema, which becomes a definition of a larger one: "#/x" -> "#/$defs/0/x".
- * named: a map of schemas, whose keys are names, not keywords. */
-static void move_references(cJSON *schema, const char *to, bool named)
-{
-    static const char *const values[] = {"const", "default", "enum", "example", "examples", NULL};
-    static const char *const maps[] = {"$defs",      "definitions",       "dependentSchemas",
-                                       "properties", "patternProperties", NULL};
-    bool keywords = cJSON_IsObject(schema) && !named;
-    for (cJSON *i = schema->child; i; i = i->next) { /* depth is bounded by json_check */
-        bool ref = keywords && strcmp(i->string, "$ref") == 0 && cJSON_IsString(i);
-        if (ref && i->valuestring[0] == '#' && (!i->valuestring[1] || i->valuestring[1] == '/')) {
-            struct buf moved = {0};
-            buf_printf(&moved, "%s%s", to, i->valuestring + 1);
-            cJSON_SetValuestring(i, moved.data);
-            buf_free(&moved);
-        } else if (!keywords || !is_one_of(i->string, values)) {
-            move_references(i, to, keywords && cJSON_IsObject(i) && is_one_of(i->string, maps));
+    const char *const *lists[] = {f->group, f->open, f->close};
+    const char *single[] = {f->end, f->quote, "[ARGS]", TOOL_DEEPSEEK_SEP};
+    struct buf out = {0};
+    buf_str(&out, "");
+    while (*text) {
+        size_t longest = 0;
+        for (size_t i = 0; i < 3 * FORMAT_MARKS + 4; i++) {
+            const char *mark =
+                i < 3 * FORMAT_MARKS ? lists[i / FORMAT_MARKS][i % FORMAT_MARKS] : single[i - 3 * FORMAT_MARKS];
+            size_t n = mark ? strlen(mark) : 0;
+            if (n <= longest || strncmp(text, mark, n) != 0) continue;
+            int32_t id = tokenizer_find(t, mark);
+            if (id >= 0 && tokenizer_is_special(t, id)) longest = n;
         }
+        if (longest) buf_char(&out, CALLS_SPECIAL);
+        buf_append(&out, text, longest ? longest : 1);
+        if (longest) buf_char(&out, CALLS_SPECIAL);
+        text += longest ? longest : 1;
     }
+    return out.data;
 }
 
-/* {"name": ..., "arguments": {...}} the schema of a call of one tool; adds the tool's parameters to definitions */
-static cJSON *call_schema(const cJSON *function, const char *arguments, cJSON *definitions, int index)
+static void add_text(cJSON *list, const char *text, const struct output_format *f, const struct tokenizer *t)
 {
-    char key[16], place[32];
-    snprintf(key, sizeof key, "%d", index);
-    snprintf(place, sizeof place, "#/$defs/%s", key);
-    const cJSON *given = cJSON_GetObjectItemCaseSensitive(function, "parameters");
-    cJSON *parameters = cJSON_IsObject(given) ? cJSON_Duplicate(given, true) : cJSON_CreateObject();
-    cJSON *schema = cJSON_CreateObject(), *properties = cJSON_AddObjectToObject(schema, "properties");
-    cJSON *name = cJSON_AddObjectToObject(properties, "name"), *required = cJSON_CreateArray();
-    if (!cJSON_GetObjectItemCaseSensitive(parameters, "type")) cJSON_AddStringToObject(parameters, "type", "object");
-    if (!cJSON_IsObject(given)) cJSON_AddFalseToObject(parameters, "additionalProperties"); /* no parameters */
-    move_references(parameters, place, false);
-    cJSON_AddItemToObject(definitions, key, parameters);
-    cJSON_AddStringToObject(schema, "type", "object");
-    cJSON_AddStringToObject(name, "const", string_of(function, "name"));
-    cJSON_AddStringToObject(cJSON_AddObjectToObject(properties, arguments), "$ref", place);
-    cJSON_AddItemToArray(required, cJSON_CreateString("name"));
-    cJSON_AddItemToArray(required, cJSON_CreateString(arguments));
-    cJSON_AddItemToObject(schema, "required", required);
-    cJSON_AddFalseToObject(schema, "additionalProperties");
-    return schema;
+    char *marked = mark_special(text ? text : "", f, t);
+    cJSON_AddItemToArray(list, cJSON_CreateString(marked));
+    free(marked);
 }
 
-int chat_tool_constraint(const struct chat_format *c, const struct openai_params *p, struct constraint_request *request,
-                         struct err *e)
+/* What schema/calls.h makes a grammar of. */
+static cJSON *describe_calls(const struct openai_params *p, const struct output_format *f, const struct tokenizer *t)
 {
-    if (!demanded(p)) return 0;
+    const struct call_shape *s = &f->shape;
+    const char *texts[] = {s->first, s->before, s->between, s->after, s->next, s->last, s->quote};
+    cJSON *top = cJSON_CreateObject(), *shape = cJSON_AddArrayToObject(top, "shape");
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) add_text(shape, texts[i], f, t);
+    cJSON_AddNumberToObject(top, "arguments", s->arguments);
+    cJSON_AddBoolToObject(top, "many", p->parallel_tool_calls && p->tool_choice == TOOL_CHOICE_REQUIRED && !s->single);
+    cJSON *list = cJSON_AddArrayToObject(top, "tools");
+    for (const cJSON *tool = p->tools->child; tool; tool = tool->next) {
+        const cJSON *function = cJSON_GetObjectItemCaseSensitive(tool, "function");
+        const cJSON *parameters = cJSON_GetObjectItemCaseSensitive(function, "parameters");
+        const char *name = string_of(function, "name");
+        if (p->tool_name ? strcmp(name, p->tool_name) != 0 : is_deferred(tool)) continue;
+        cJSON *item = cJSON_CreateObject();
+        cJSON_AddStringToObject(item, "name", name);
+        if (cJSON_IsObject(parameters)) cJSON_AddItemToObject(item, "parameters", cJSON_Duplicate(parameters, true));
+        cJSON_AddItemToArray(list, item);
+    }
+    return top;
+}
+
+/* JSON that is asked for is the final message. */
+static void lead_to_answer(enum reasoning_format reasoning, const struct tokenizer *t,
+                           struct constraint_request *request)
+{
+    static const char lead[] = "<|channel|>final<|message|>";
+    bool json = request->kind == CONSTRAINT_JSON_OBJECT || request->kind == CONSTRAINT_JSON_SCHEMA;
+    if (reasoning != REASONING_HARMONY || !json) return;
+    char *marked = mark_special(lead, output_format(TOOL_FORMAT_HARMONY), t);
+    for (char *s = marked; *s; s++)
+        if (*s == CALLS_SPECIAL) *s = (char)GRAM_SPECIAL;
+    buf_str(&request->before, marked);
+    free(marked);
+}
+
+int chat_tool_constraint(const struct chat_format *c, const struct openai_params *p, const struct tokenizer *t,
+                         struct constraint_request *request, struct err *e)
+{
+    e->code = 0;
+    if (!demanded(p)) {
+        lead_to_answer(c->reasoning, t, request);
+        return 0;
+    }
     if (request->kind != CONSTRAINT_NONE)
         return err_set(e, ERR_INVALID, "tool_choice: a call is demanded, and %s asks for something else",
                        request->field);
-    bool hermes = chat_tool_format(c, p) == TOOL_FORMAT_HERMES;
-    cJSON *top = cJSON_CreateObject(), *any = cJSON_AddArrayToObject(top, "anyOf");
-    cJSON *definitions = cJSON_AddObjectToObject(top, "$defs");
-    int i = 0;
-    e->code = 0;
-    for (const cJSON *t = p->tools->child; t; t = t->next, i++) {
-        const cJSON *function = cJSON_GetObjectItemCaseSensitive(t, "function");
-        if (p->tool_name ? strcmp(string_of(function, "name"), p->tool_name) != 0 : is_deferred(t)) continue;
-        cJSON_AddItemToArray(any, call_schema(function, hermes ? "arguments" : "parameters", definitions, i));
-    }
-    constraint_set_schema(request, "tools", hermes ? "<tool_call>\n" : NULL, top, hermes ? "\n</tool_call>" : NULL, e);
-    cJSON_Delete(top);
+    cJSON *calls = describe_calls(p, output_format(chat_tool_format(c, p)), t);
+    constraint_set_calls(request, "tools", calls, e);
+    cJSON_Delete(calls);
     return e->code;
 }

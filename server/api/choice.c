@@ -13,13 +13,15 @@ void choice_init(struct choice *v, const struct choice_config *c, const char *ec
     *v = (struct choice){.c = c, .stop_index = -1};
     buf_str(&v->text, "");
     buf_append(&v->text, echo, n);
-    if (c->tools == TOOL_FORMAT_NONE) return;
+    if (c->tools == TOOL_FORMAT_NONE && c->reasoning == REASONING_NONE) return;
     v->parser = tool_parser_new(&(struct tool_parser_config){
         .format = c->tools,
+        .reasoning = c->reasoning,
         .stream = p->stream,
-        .thinking = c->thinking && p->tool_choice == TOOL_CHOICE_AUTO, /* a required call comes first */
+        .thinking = c->thinking,
         .names = p->tool_names,
         .n_names = p->n_tools,
+        .tools = p->tools,
     });
 }
 
@@ -29,6 +31,7 @@ void choice_free(struct choice *v)
     tool_answer_free(&v->answer);
     buf_free(&v->text);
     buf_free(&v->held);
+    buf_free(&v->thoughts);
     buf_free(&v->tokens);
     buf_free(&v->values);
     buf_free(&v->top);
@@ -42,10 +45,12 @@ static void take_tools(struct choice *v, struct tool_events events)
 {
     if (!v->c->params->stream) {
         tool_answer_add(&v->answer, events);
+        if (v->c->params->hide_thoughts) buf_clear(&v->answer.thoughts);
         return;
     }
     for (int i = 0; i < events.n; i++) {
         const struct tool_event *t = &events.v[i];
+        if (t->kind == TOOL_THOUGHT && !v->c->params->hide_thoughts) buf_append(&v->thoughts, t->text, t->n);
         if (t->kind == TOOL_CONTENT) buf_append(&v->text, t->text, t->n);
         if (t->kind != TOOL_BEGIN && t->kind != TOOL_ARGUMENTS) continue;
         if (t->index && !v->c->params->parallel_tool_calls) continue; /* only one call was requested */
@@ -116,7 +121,8 @@ static size_t text_of(const struct choice *v, const struct event *ev, const char
     const struct openai_params *p = v->c->params;
     bool by_id = ev->finish == FINISH_STOP && ev->stop_index >= p->gen.n_stop;
     if ((ev->finish == FINISH_EOS || by_id) && !p->keep_stop) return 0;
-    bool whole = p->keep_special || (v->parser && tool_format_is_mark(v->c->tools, text, ev->text_len));
+    bool whole = p->keep_special || (v->parser && (tool_format_is_mark(v->c->tools, text, ev->text_len) ||
+                                                   reasoning_is_mark(v->c->reasoning, text, ev->text_len)));
     return ev->special && whole ? ev->text_len : ev->gen_len;
 }
 
@@ -313,7 +319,9 @@ size_t choice_event_bytes(const struct choice *v, const struct event *ev)
 
 size_t choice_bytes(const struct choice *v)
 {
-    return 2 * (v->text.len + v->held.len) + v->tokens.len + v->values.len + v->top.len + v->offsets.len;
+    const struct tool_answer *a = &v->answer;
+    return 2 * (v->text.len + v->held.len + v->thoughts.len + a->thoughts.len + a->content.len) + v->tokens.len +
+           v->values.len + v->top.len + v->offsets.len;
 }
 
 void choice_add(struct choice *v, const struct event *ev, const struct event_batch *batch)
@@ -330,14 +338,25 @@ void choice_add(struct choice *v, const struct event *ev, const struct event_bat
     }
 }
 
+const struct buf *choice_text(const struct choice *v)
+{
+    return v->parser ? &v->answer.content : &v->text;
+}
+
+const struct buf *choice_thoughts(const struct choice *v)
+{
+    return &v->answer.thoughts;
+}
+
 bool choice_ready(const struct choice *v)
 {
-    return v->text.len || v->tokens.len || (v->c->params->stream && v->answer.n);
+    return v->text.len || v->thoughts.len || v->tokens.len || (v->c->params->stream && v->answer.n);
 }
 
 void choice_clear(struct choice *v)
 {
     buf_clear(&v->text);
+    buf_clear(&v->thoughts);
     if (v->c->params->stream) tool_answer_drop(&v->answer);
     buf_clear(&v->tokens);
     buf_clear(&v->values);

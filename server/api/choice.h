@@ -18,15 +18,17 @@ struct choice_config {
     const struct openai_params *params;
     const struct tokenizer *tokenizer;
     enum openai_route route;
-    enum tool_format tools; /* TOOL_FORMAT_NONE: text is text */
-    bool thinking;          /* the prompt ended with <think> */
+    enum tool_format tools;          /* TOOL_FORMAT_NONE: nothing is a call */
+    enum reasoning_format reasoning; /* chats; REASONING_NONE: nothing is a thought */
+    bool thinking;                   /* the prompt ended within thoughts */
 };
 
 /* Zero-initialise; choice_init, choice_free. */
 struct choice {
     const struct choice_config *c;
-    struct buf text; /* text not sent yet (in a whole answer with tools, `answer` has it) */
+    struct buf text; /* text not sent yet (in a whole answer with a parser, `answer` has it) */
     struct buf held;
+    struct buf thoughts; /* likewise; they come before the text */
     /* contents of the logprobs arrays, without brackets; completions: all four, chat: tokens, with objects */
     struct buf tokens, values, top, offsets;
     size_t chars; /* characters of text before the next token */
@@ -35,8 +37,8 @@ struct choice {
     enum finish_reason finish;
     int stop_index; /* as in struct event; -1 */
     struct event done;
-    struct tool_parser *parser; /* NULL without tools */
-    struct tool_answer answer;  /* not stream: the calls, and the text beside them; stream: calls not sent yet */
+    struct tool_parser *parser; /* NULL: text is text */
+    struct tool_answer answer;  /* not stream: the calls, thoughts and text; stream: calls not sent yet */
 };
 
 /* echo: the text (n bytes) that the answer begins with */
@@ -51,7 +53,10 @@ size_t choice_event_bytes(const struct choice *, const struct event *);
 size_t choice_bytes(const struct choice *);
 /* One event of the generation, the EV_DONE included. */
 void choice_add(struct choice *, const struct event *, const struct event_batch *);
-/* @return whether a stream has a chunk to send: text, log-probabilities and at most one call. */
+/* A whole answer's text, and its thoughts. */
+const struct buf *choice_text(const struct choice *);
+const struct buf *choice_thoughts(const struct choice *);
+/* @return whether a stream has a chunk to send: thoughts, text, log-probabilities and at most one call. */
 bool choice_ready(const struct choice *);
 /* Drops the contents of a chunk that was sent. */
 void choice_clear(struct choice *);

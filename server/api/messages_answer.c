@@ -56,23 +56,19 @@ static void put_tool(struct buf *out, const struct tool_call *call)
 
 /* ---- the whole answer ------------------------------------------------------------------------------------------ */
 
-static void put_blocks(struct buf *out, const struct choice *v, bool inside)
+static void put_blocks(struct buf *out, const struct choice *v)
 {
-    const struct buf *given = v->parser ? &v->answer.content : &v->text;
-    struct buf thoughts = {0}, text = {0};
-    struct thinking split = {0};
+    const struct buf *text = choice_text(v), *thoughts = choice_thoughts(v);
     size_t n = v->c->params->parallel_tool_calls || !v->answer.n ? v->answer.n : 1, first = out->len;
-    if (inside) thinking_begin_inside(&split);
-    thinking_feed(&split, given->data, given->len, true, &thoughts, &text);
-    if (thoughts.len) {
+    if (thoughts->len) {
         buf_str(out, "{\"type\":\"thinking\",\"thinking\":");
-        put_buf(out, &thoughts);
+        put_buf(out, thoughts);
         buf_str(out, ",\"signature\":\"\"}");
     }
-    if (text.len) {
+    if (text->len) {
         if (out->len > first) buf_char(out, ',');
         buf_str(out, "{\"type\":\"text\",\"text\":");
-        put_buf(out, &text);
+        put_buf(out, text);
         buf_char(out, '}');
     }
     for (size_t i = 0; i < n; i++) {
@@ -82,17 +78,14 @@ static void put_blocks(struct buf *out, const struct choice *v, bool inside)
         buf_str(out, call->arguments.len ? call->arguments.data : "{}");
         buf_char(out, '}');
     }
-    buf_free(&thoughts);
-    buf_free(&text);
-    thinking_free(&split);
 }
 
-void messages_put_whole(struct buf *out, const struct openai_head *h, const struct choice *v, bool inside,
+void messages_put_whole(struct buf *out, const struct openai_head *h, const struct choice *v,
                         const struct openai_usage *usage)
 {
     put_head(out, h);
     buf_str(out, ",\"content\":[");
-    put_blocks(out, v, inside);
+    put_blocks(out, v);
     buf_str(out, "],");
     put_stop(out, v);
     buf_char(out, ',');
@@ -155,20 +148,9 @@ static void put_part(struct buf *out, struct messages_stream *s, int kind, const
     put_delta(out, s, thinking ? "thinking_delta" : "text_delta", thinking ? "thinking" : "text", part);
 }
 
-static void put_parts(struct buf *out, struct messages_stream *s, const struct buf *given, bool last)
-{
-    struct buf thoughts = {0}, text = {0};
-    thinking_feed(&s->split, given ? given->data : NULL, given ? given->len : 0, last, &thoughts, &text);
-    put_part(out, s, BLOCK_THINKING, &thoughts);
-    put_part(out, s, BLOCK_TEXT, &text);
-    buf_free(&thoughts);
-    buf_free(&text);
-}
-
 static void put_call(struct buf *out, struct messages_stream *s, const struct tool_call *call)
 {
     if (call->name) {
-        put_parts(out, s, NULL, true);
         open_block(out, s, BLOCK_TOOL);
         put_tool(out, call);
         buf_str(out, "{}}}\n\n");
@@ -192,14 +174,14 @@ void messages_put_ready(struct buf *out, struct messages_stream *s, const struct
 {
     const struct tool_call *call = v->answer.n ? &v->answer.calls[0] : NULL;
     if (call && !call->name) put_call(out, s, call);
-    put_parts(out, s, &v->text, false);
+    put_part(out, s, BLOCK_THINKING, &v->thoughts);
+    put_part(out, s, BLOCK_TEXT, &v->text);
     if (call && call->name) put_call(out, s, call);
 }
 
 void messages_put_end(struct buf *out, struct messages_stream *s, const struct choice *v,
                       const struct openai_usage *usage)
 {
-    put_parts(out, s, NULL, true);
     close_block(out, s);
     put_event(out, "message_delta");
     buf_str(out, ",\"delta\":{");
@@ -216,9 +198,4 @@ void messages_put_error_event(struct buf *out, int status, const char *msg)
     buf_str(out, "event: error\ndata: ");
     http_put_anthropic_error(out, status, msg);
     buf_str(out, "\n\n");
-}
-
-void messages_stream_free(struct messages_stream *s)
-{
-    thinking_free(&s->split);
 }

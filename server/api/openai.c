@@ -57,7 +57,6 @@ void exchange_unref(struct exchange *x)
     body_free_json(x->app->bridge, x->client, tree);
     http_body_free(&x->body);
     reservation_free(&x->held);
-    messages_stream_free(&x->blocks);
     responses_request_free(&x->asked_for);
     responses_stream_free(&x->items);
     free(x);
@@ -95,6 +94,25 @@ static void on_close(struct http_req *req)
 
 /* ---- submitting ------------------------------------------------------------------------------------------------ */
 
+/* How the model's thoughts are found, and what ends them when their budget is used up; ids: room for that. */
+static void set_thoughts(const struct exchange *x, bool inside, struct gen_thoughts *out, int32_t *ids)
+{
+    const struct reasoning_marks *marks = reasoning_marks(x->config.reasoning);
+    struct tokens stop = {0};
+    struct err e = {0};
+    if (!marks->end) return;
+    *out = (struct gen_thoughts){
+        .begin = marks->begin, .end = marks->end, .inside = inside, .again = marks->again, .budget = -1, .stop = ids};
+    if (x->params.think_budget < 0) return;
+    tokenizer_encode(engine_tokenizer(x->app->engine), marks->stop, strlen(marks->stop), 0, &stop, &e);
+    if (!e.code && stop.n <= ENGINE_STOP_TOKENS) {
+        out->budget = (int)x->params.think_budget;
+        out->n_stop = (int)stop.n;
+        for (size_t i = 0; i < stop.n; i++) ids[i] = stop.v[i].id;
+    }
+    tokens_free(&stop);
+}
+
 static int submit_prompt(struct exchange *x, int p, struct err *e)
 {
     struct gen_request r = x->params.gen;
@@ -104,6 +122,8 @@ static int submit_prompt(struct exchange *x, int p, struct err *e)
     r.n_prompt = (int)v->n;
     r.max_new_tokens = v->max_new_tokens;
     r.grammar = x->grammar;
+    int32_t stop[ENGINE_STOP_TOKENS];
+    set_thoughts(x, v->thinking, &r.thoughts, stop);
     for (int i = 0; i < x->params.best_of; i++) {
         struct sequence *seq = &x->seqs[x->n++];
         *seq = (struct sequence){.x = x, .index = p * x->params.n + i};
@@ -238,7 +258,7 @@ static void prepare_chat(struct exchange *x, struct prepared *out)
     bool special = x->params.add_special || chat->plain;
     if (chat_render(chat, &x->params, x->body_len, &page, &x->failed) == 0)
         tokenize(x, page.data, page.len, special, out);
-    out->thinking = tool_prompt_thinks(page.data, page.len);
+    out->thinking = reasoning_prompt_thinks(chat->reasoning, page.data, page.len);
     buf_free(&page);
 }
 
@@ -249,7 +269,8 @@ static void prepare_tools(struct exchange *x)
     bool asked = x->params.constraint.kind != CONSTRAINT_NONE;
     x->failed_param = asked ? "tool_choice" : "tools";
     if (x->params.tools && !reserve(&copies, 2 * json_reserved(x->params.tree), "the tools", &x->failed)) return;
-    chat_tool_constraint(&x->served->chat, &x->params, &x->params.constraint, &x->failed);
+    chat_tool_constraint(&x->served->chat, &x->params, engine_tokenizer(x->served->engine), &x->params.constraint,
+                         &x->failed);
     reservation_free(&copies);
 }
 
@@ -343,6 +364,7 @@ static bool find_model(struct exchange *x)
         return false;
     }
     x->config.tools = chat_tool_format(chat, &x->params);
+    x->config.reasoning = chat->reasoning;
     return true;
 }
 

@@ -24,6 +24,8 @@ static void put_usage(struct buf *out, const struct openai_usage *u)
 {
     buf_printf(out, ",\"usage\":{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"total_tokens\":%lld",
                (long long)u->prompt, (long long)u->completion, (long long)u->prompt + (long long)u->completion);
+    if (u->reasoning > 0)
+        buf_printf(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":%lld}", (long long)u->reasoning);
     if (u->cached >= 0) buf_printf(out, ",\"prompt_tokens_details\":{\"cached_tokens\":%lld}", (long long)u->cached);
     buf_char(out, '}');
 }
@@ -53,8 +55,13 @@ static void put_delta(struct buf *out, enum openai_chunk kind, const struct choi
     const char *comma = "";
     buf_str(out, "\"delta\":{");
     if (kind == CHUNK_ROLE) buf_str(out, "\"role\":\"assistant\",\"content\":\"\"");
-    if (kind == CHUNK_TEXT && (v->text.len || !v->answer.n)) {
-        buf_str(out, "\"content\":");
+    if (kind == CHUNK_TEXT && v->thoughts.len) {
+        buf_str(out, "\"reasoning_content\":");
+        put_text(out, &v->thoughts);
+        comma = ",";
+    }
+    if (kind == CHUNK_TEXT && (v->text.len || (!v->answer.n && !v->thoughts.len))) {
+        buf_printf(out, "%s\"content\":", comma);
         put_text(out, &v->text);
         comma = ",";
     }
@@ -101,13 +108,17 @@ void openai_put_usage_chunk(struct buf *out, const struct openai_head *h, const 
 
 static void put_message(struct buf *out, const struct choice *v, int index)
 {
-    const struct buf *text = v->parser ? &v->answer.content : &v->text;
+    const struct buf *text = choice_text(v), *thoughts = choice_thoughts(v);
     buf_printf(out, "{\"index\":%d,\"message\":{\"role\":\"assistant\",\"content\":", index);
     if (v->answer.n && !text->len)
         buf_str(out, "null");
     else
         put_text(out, text);
     buf_str(out, ",\"refusal\":null");
+    if (thoughts->len) {
+        buf_str(out, ",\"reasoning_content\":");
+        put_text(out, thoughts);
+    }
     if (v->answer.n) {
         struct tool_answer calls = v->answer;
         if (!v->c->params->parallel_tool_calls) calls.n = 1;

@@ -18,7 +18,8 @@ struct openai_head {
 
 struct openai_usage {
     int64_t prompt, completion;
-    int64_t cached; /* prompt tokens found in the prefix cache; -1: not known yet */
+    int64_t reasoning; /* of the completion's, within thoughts */
+    int64_t cached;    /* prompt tokens found in the prefix cache; -1: not known yet */
 };
 
 enum openai_chunk {

@@ -30,6 +30,7 @@ static void set_defaults(struct openai_params *p, const struct engine_info *m)
         .parallel_tool_calls = true,
         .add_generation_prompt = true,
         .n_prompts = 1,
+        .think_budget = -1,
     };
     p->gen.sampling = (struct sampling_params){
         .temperature = isnan(m->temperature) ? 1 : m->temperature,
@@ -358,6 +359,52 @@ static bool check_tools(struct check *c)
     return fields_bool(&c->f, "parallel_tool_calls", &p->parallel_tool_calls);
 }
 
+/* How much the model is to think: OpenAI's reasoning_effort, OpenRouter's `reasoning`, Anthropic's `thinking` and the
+ * budgets of vLLM and Qwen.  The effort, and whether to think at all, are variables of templates; what
+ * chat_template_kwargs has comes first. */
+static bool check_reasoning(struct check *c)
+{
+    static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
+    static const char *const budgets[] = {"thinking_token_budget", "thinking_budget"};
+    struct openai_params *p = c->p;
+    struct request_fields f = c->f;
+    const cJSON *reasoning = NULL, *thinking = NULL;
+    const char *effort = NULL, *type = NULL;
+    bool given = false, include = true, exclude = false, on = true, known = false;
+    if (!fields_object(&c->f, "reasoning", &reasoning) || !fields_object(&c->f, "thinking", &thinking)) return false;
+    for (size_t i = 0; i < 2 && !given; i++)
+        if (!fields_int(&c->f, budgets[i], -1, INT32_MAX, &p->think_budget, &given)) return false;
+    if (!fields_string(&c->f, "reasoning_effort", &effort)) return false;
+    if (!fields_bool(&c->f, "include_reasoning", &include)) return false;
+    f.at = (struct json_at){.obj = reasoning, .path = "reasoning", .e = c->f.e};
+    c->f.param = "reasoning";
+    if (reasoning && ((!given && !fields_int(&f, "max_tokens", 0, INT32_MAX, &p->think_budget, &given)) ||
+                      (!effort && !fields_string(&f, "effort", &effort)) || !fields_bool(&f, "exclude", &exclude) ||
+                      !fields_bool(&f, "enabled", &on)))
+        return false;
+    f.at = (struct json_at){.obj = thinking, .path = "thinking", .e = c->f.e};
+    c->f.param = "thinking";
+    if (thinking && ((!given && !fields_int(&f, "budget_tokens", 0, INT32_MAX, &p->think_budget, &given)) ||
+                     !fields_string(&f, "type", &type)))
+        return false;
+    c->f.param = NULL;
+    for (size_t i = 0; effort && i < sizeof efforts / sizeof *efforts; i++) known |= !strcmp(effort, efforts[i]);
+    if (effort && !known)
+        return fields_refuse(&c->f, "reasoning_effort",
+                             "`reasoning_effort` must be none, minimal, low, medium, high, xhigh or max");
+    p->hide_thoughts = !include || exclude;
+    if (!effort && !type && on) return true;
+    if (!p->template_kwargs) p->template_kwargs = cJSON_CreateObject();
+    on = on && !(effort && strcmp(effort, "none") == 0) && !(type && strcmp(type, "disabled") == 0);
+    static const char *const switches[] = {"enable_thinking", "thinking"};
+    for (size_t i = 0; i < 2; i++)
+        if (!cJSON_GetObjectItemCaseSensitive(p->template_kwargs, switches[i]))
+            cJSON_AddBoolToObject(p->template_kwargs, switches[i], on);
+    if (effort && !cJSON_GetObjectItemCaseSensitive(p->template_kwargs, "reasoning_effort"))
+        cJSON_AddStringToObject(p->template_kwargs, "reasoning_effort", effort);
+    return true;
+}
+
 /* chat_template_kwargs, and the top-level fields that are passed to templates */
 static bool check_template(struct check *c)
 {
@@ -394,7 +441,7 @@ static bool check_chat(struct check *c)
         c->f.param = "messages";
         return false;
     }
-    return check_tools(c) && check_template(c);
+    return check_tools(c) && check_template(c) && check_reasoning(c);
 }
 
 /* ---- the whole ------------------------------------------------------------------------------------------------- */

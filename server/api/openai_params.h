@@ -61,6 +61,8 @@ struct openai_params {
     cJSON *messages;         /* chat; normalised by chat_messages_check */
     const cJSON *tools;      /* NULL: none, or tool_choice none */
     cJSON *template_kwargs;  /* NULL: none */
+    int64_t think_budget;    /* tokens of thoughts; -1: no limit */
+    bool hide_thoughts;      /* the answer does not have them */
     struct reservation held; /* for template_kwargs */
     const char **tool_names; /* (n_tools), owned */
     int n_tools;

@@ -84,6 +84,7 @@ static bool all_late(struct exchange *x, const struct event *done)
 static void add_usage(struct exchange *x, const struct sequence *seq, const struct event *done)
 {
     x->usage.completion += x->params.nothing_wanted ? 0 : done->n_generated;
+    x->usage.reasoning += done->n_thoughts;
     if ((seq - x->seqs) % x->params.best_of == 0) x->usage.cached += done->n_cached;
 }
 
@@ -101,11 +102,11 @@ static void work_render(void *arg)
     struct exchange *x = arg;
     int n = x->params.n, best_of = x->params.best_of, count = 0;
     if (x->style == STYLE_MESSAGES) {
-        messages_put_whole(&x->out, &x->head, &x->seqs[0].choice, x->config.thinking, &x->usage);
+        messages_put_whole(&x->out, &x->head, &x->seqs[0].choice, &x->usage);
         return;
     }
     if (x->style == STYLE_RESPONSES) {
-        responses_put_whole(&x->out, &x->head, &x->asked_for, &x->seqs[0].choice, x->config.thinking, &x->usage);
+        responses_put_whole(&x->out, &x->head, &x->asked_for, &x->seqs[0].choice, &x->usage);
         return;
     }
     struct choice **choices = mem_array((size_t)x->n, sizeof *choices);
@@ -305,10 +306,9 @@ void exchange_start_stream(struct exchange *x)
     if (x->style == STYLE_RESPONSES) x->sse.next_keepalive = next_keepalive;
     sse_start(&x->sse, x->app->sse, x->req);
     if (x->style == STYLE_OPENAI) return;
-    if (x->config.thinking) thinking_begin_inside(x->style == STYLE_MESSAGES ? &x->blocks.split : &x->items.split);
     if (x->style == STYLE_MESSAGES)
         messages_put_start(&x->out, &x->head, &x->usage);
     else
-        responses_put_start(&x->out, &x->items, &x->head, &x->asked_for, x->config.tokenizer);
+        responses_put_start(&x->out, &x->items, &x->head, &x->asked_for);
     send_out(x);
 }

@@ -1,6 +1,5 @@
 #include "server/api/responses_answer.h"
 
-#include "engine/tokenizer/tokenizer.h"
 #include "server/json/json.h"
 
 #include <stdio.h>
@@ -117,36 +116,25 @@ static bool is_cut(const struct choice *v)
     return v->finish == FINISH_LENGTH || v->finish == FINISH_TIMEOUT || v->finish == FINISH_ABORTED;
 }
 
-static void put_usage(struct buf *out, const struct openai_usage *u, int64_t reasoning)
+static void put_usage(struct buf *out, const struct openai_usage *u)
 {
     buf_printf(
         out,
         ",\"usage\":{\"input_tokens\":%lld,\"input_tokens_details\":{\"cached_tokens\":%lld},\"output_tokens\":%lld,"
         "\"output_tokens_details\":{\"reasoning_tokens\":%lld},\"total_tokens\":%lld}",
         (long long)u->prompt, (long long)(u->cached > 0 ? u->cached : 0), (long long)u->completion,
-        (long long)reasoning, (long long)u->prompt + (long long)u->completion);
+        (long long)u->reasoning, (long long)u->prompt + (long long)u->completion);
 }
 
 /* What follows the output of a generation that is over. */
 static void put_tail(struct buf *out, const struct responses_request *r, const struct choice *v,
-                     const struct openai_usage *u, int64_t reasoning)
+                     const struct openai_usage *u)
 {
     buf_printf(out, ",\"error\":null,\"incomplete_details\":%s",
                is_cut(v) ? "{\"reason\":\"max_output_tokens\"}" : "null");
-    put_usage(out, u, reasoning);
+    put_usage(out, u);
     buf_append(out, r->echo.data, r->echo.len);
     buf_char(out, '}');
-}
-
-/* The tokens of a text, as reasoning_tokens counts them. */
-static int64_t count_tokens(const struct tokenizer *tk, const struct buf *text)
-{
-    struct tokens t = {0};
-    struct err e = {0};
-    int64_t n = 0;
-    if (text->len && tokenizer_encode(tk, text->data, text->len, 0, &t, &e) == 0) n = (int64_t)t.n;
-    tokens_free(&t);
-    return n;
 }
 
 /* ---- the whole answer ------------------------------------------------------------------------------------------ */
@@ -160,25 +148,21 @@ static void put_whole_item(struct buf *out, const struct openai_head *h, const s
 }
 
 void responses_put_whole(struct buf *out, const struct openai_head *h, const struct responses_request *r,
-                         const struct choice *v, bool inside, const struct openai_usage *usage)
+                         const struct choice *v, const struct openai_usage *usage)
 {
-    const struct buf *given = v->parser ? &v->answer.content : &v->text;
+    const struct buf *text = choice_text(v), *thoughts = choice_thoughts(v);
     const char *last = is_cut(v) ? "incomplete" : "completed";
-    struct buf thoughts = {0}, text = {0};
-    struct thinking split = {0};
     size_t n = v->c->params->parallel_tool_calls || !v->answer.n ? v->answer.n : 1;
     int items = 0;
-    if (inside) thinking_begin_inside(&split);
-    thinking_feed(&split, given->data, given->len, true, &thoughts, &text);
     put_head(out, h, last);
     buf_str(out, ",\"output\":[");
-    if (thoughts.len)
+    if (thoughts->len)
         put_whole_item(
             out, h, r, &items,
-            (struct item){.kind = ITEM_REASONING, .text = &thoughts, .status = text.len || n ? "completed" : last});
-    if (text.len)
+            (struct item){.kind = ITEM_REASONING, .text = thoughts, .status = text->len || n ? "completed" : last});
+    if (text->len)
         put_whole_item(out, h, r, &items,
-                       (struct item){.kind = ITEM_MESSAGE, .text = &text, .status = n ? "completed" : last});
+                       (struct item){.kind = ITEM_MESSAGE, .text = text, .status = n ? "completed" : last});
     for (size_t i = 0; i < n; i++) {
         const struct tool_call *call = &v->answer.calls[i];
         const struct responses_tool *tool = responses_tool_find(r, call->name);
@@ -190,10 +174,7 @@ void responses_put_whole(struct buf *out, const struct openai_head *h, const str
                                      .status = "completed"});
     }
     buf_char(out, ']');
-    put_tail(out, r, v, usage, count_tokens(v->c->tokenizer, &thoughts));
-    buf_free(&thoughts);
-    buf_free(&text);
-    thinking_free(&split);
+    put_tail(out, r, v, usage);
 }
 
 /* ---- the stream ------------------------------------------------------------------------------------------------ */
@@ -290,7 +271,6 @@ static void close_item(struct buf *out, struct responses_stream *s, const struct
         put_buf(out, &s->text);
         buf_str(out, message ? ",\"logprobs\":[]}\n\n" : "}\n\n");
         if (message) put_part_event(out, s, h, "response.content_part.done", &s->text);
-        if (!message) s->reasoning += count_tokens(s->tokenizer, &s->text);
     }
     put_event(out, s, "response.output_item.done");
     buf_printf(out, ",\"output_index\":%d,\"item\":", s->n_items - 1);
@@ -319,23 +299,11 @@ static void put_text_delta(struct buf *out, struct responses_stream *s, const st
     buf_append(&s->text, part->data, part->len);
 }
 
-static void put_parts(struct buf *out, struct responses_stream *s, const struct openai_head *h,
-                      const struct responses_request *r, const struct buf *given, bool last)
-{
-    struct buf thoughts = {0}, text = {0};
-    thinking_feed(&s->split, given ? given->data : NULL, given ? given->len : 0, last, &thoughts, &text);
-    put_text_delta(out, s, h, r, ITEM_REASONING, &thoughts);
-    put_text_delta(out, s, h, r, ITEM_MESSAGE, &text);
-    buf_free(&thoughts);
-    buf_free(&text);
-}
-
 static void put_call_delta(struct buf *out, struct responses_stream *s, const struct openai_head *h,
                            const struct responses_request *r, const struct tool_call *call)
 {
     if (call->name) {
         const struct responses_tool *tool = responses_tool_find(r, call->name);
-        put_parts(out, s, h, r, NULL, true);
         close_item(out, s, h, r, "completed");
         buf_clear(&s->name);
         buf_str(&s->name, call->name);
@@ -364,9 +332,8 @@ static void put_state(struct buf *out, struct responses_stream *s, const struct 
 }
 
 void responses_put_start(struct buf *out, struct responses_stream *s, const struct openai_head *h,
-                         const struct responses_request *r, const struct tokenizer *tk)
+                         const struct responses_request *r)
 {
-    s->tokenizer = tk;
     put_state(out, s, h, r, "response.created");
     put_state(out, s, h, r, "response.in_progress");
 }
@@ -377,7 +344,8 @@ void responses_put_ready(struct buf *out, struct responses_stream *s, const stru
 {
     const struct tool_call *call = v->answer.n ? &v->answer.calls[0] : NULL;
     if (call && !call->name) put_call_delta(out, s, h, r, call);
-    put_parts(out, s, h, r, &v->text, false);
+    put_text_delta(out, s, h, r, ITEM_REASONING, &v->thoughts);
+    put_text_delta(out, s, h, r, ITEM_MESSAGE, &v->text);
     if (call && call->name) put_call_delta(out, s, h, r, call);
 }
 
@@ -386,7 +354,6 @@ void responses_put_end(struct buf *out, struct responses_stream *s, const struct
 {
     const char *status = is_cut(v) ? "incomplete" : "completed";
     char name[32];
-    put_parts(out, s, h, r, NULL, true);
     close_item(out, s, h, r, status);
     snprintf(name, sizeof name, "response.%s", status);
     put_event(out, s, name);
@@ -395,7 +362,7 @@ void responses_put_end(struct buf *out, struct responses_stream *s, const struct
     buf_str(out, ",\"output\":[");
     buf_append(out, s->output.data, s->output.len);
     buf_char(out, ']');
-    put_tail(out, r, v, usage, s->reasoning);
+    put_tail(out, r, v, usage);
     buf_str(out, "}\n\n");
 }
 
@@ -428,5 +395,4 @@ void responses_stream_free(struct responses_stream *s)
     buf_free(&s->text);
     buf_free(&s->name);
     buf_free(&s->output);
-    thinking_free(&s->split);
 }

@@ -9,7 +9,6 @@
 #include "server/api/choice.h"
 #include "server/api/openai_answer.h"
 #include "server/api/responses_params.h"
-#include "server/api/thinking.h"
 
 enum responses_item { ITEM_NONE, ITEM_REASONING, ITEM_MESSAGE, ITEM_CALL, ITEM_CUSTOM };
 
@@ -22,23 +21,20 @@ struct responses_stream {
     struct buf name;       /* a call's, as the model wrote it */
     char id[TOOL_ID_SIZE]; /* a call's */
     struct buf output;     /* the items that are done, separated by commas */
-    int64_t reasoning;     /* tokens in thoughts, as this counts them: */
-    const struct tokenizer *tokenizer;
-    struct thinking split;
-    char keepalive[96]; /* the event that responses_keepalive made */
+    char keepalive[96];    /* the event that responses_keepalive made */
 };
 
-/* The whole answer; inside: the prompt ended with <think>. */
+/* The whole answer. */
 void responses_put_whole(struct buf *out, const struct openai_head *, const struct responses_request *,
-                         const struct choice *, bool inside, const struct openai_usage *);
+                         const struct choice *, const struct openai_usage *);
 
 /* response.created and response.in_progress */
 void responses_put_start(struct buf *out, struct responses_stream *, const struct openai_head *,
-                         const struct responses_request *, const struct tokenizer *);
+                         const struct responses_request *);
 /* The events of what the choice has ready (choice_ready); choice_clear then drops it. */
 void responses_put_ready(struct buf *out, struct responses_stream *, const struct openai_head *,
                          const struct responses_request *, const struct choice *);
-/* What was held back, and response.completed or response.incomplete. */
+/* response.completed or response.incomplete. */
 void responses_put_end(struct buf *out, struct responses_stream *, const struct openai_head *,
                        const struct responses_request *, const struct choice *, const struct openai_usage *);
 /* response.failed: an error in the middle of a stream. */

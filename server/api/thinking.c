@@ -34,11 +34,11 @@ static bool may_be(const char *s, size_t n, const char *mark)
 
 static void decide(struct thinking *t, bool last)
 {
-    static const char mark[] = "<think>";
+    const char *mark = t->marks->begin;
     size_t lead = leading_space(t), rest = t->held.len - lead;
     bool open = rest && may_be(t->held.data + lead, rest, mark);
-    if (open && rest >= sizeof mark - 1) {
-        drop(t, lead + sizeof mark - 1);
+    if (open && rest >= strlen(mark)) {
+        drop(t, lead + strlen(mark));
         t->state = THINKING_INSIDE;
     } else if (last || lead > SPACE_MAX || (rest && !open)) {
         t->state = THINKING_OVER;
@@ -48,25 +48,26 @@ static void decide(struct thinking *t, bool last)
 /* Passes thoughts on up to the closing mark.  White space is held back until it is known not to be before the mark. */
 static void take_thoughts(struct thinking *t, bool last, struct buf *thoughts)
 {
-    static const char mark[] = "</think>";
+    const char *mark = t->marks->end;
     const char *s = t->held.data;
     size_t n = t->held.len, text = 0, at = 0;
     while (at < n && !may_be(s + at, n - at, mark)) {
         if (!is_space(s[at])) text = at + 1;
         at++;
     }
-    bool closed = n - at >= sizeof mark - 1;
+    bool closed = n - at >= strlen(mark);
     if (!closed && at - text > SPACE_MAX) text = at;
     if (!closed && last) text = n;
     buf_append(thoughts, s, text);
     t->begun = t->begun || text;
     if (closed) t->state = THINKING_BEHIND;
-    drop(t, closed ? at + sizeof mark - 1 : text);
+    drop(t, closed ? at + strlen(mark) : text);
 }
 
-void thinking_begin_inside(struct thinking *t)
+void thinking_begin(struct thinking *t, enum reasoning_format format, bool inside)
 {
-    t->state = THINKING_INSIDE;
+    *t = (struct thinking){.marks = reasoning_marks(format)};
+    t->state = format == REASONING_NONE ? THINKING_OVER : inside ? THINKING_INSIDE : THINKING_UNDECIDED;
 }
 
 void thinking_feed(struct thinking *t, const char *bytes, size_t n, bool last, struct buf *thoughts, struct buf *text)

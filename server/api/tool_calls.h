@@ -1,21 +1,19 @@
-/* Parses the tool calls that a model writes into its text, while the text is generated, into OpenAI's shape.
+/* Parses what a model generates, while it is generated: its thoughts, its calls of tools in OpenAI's shape, and the
+ * text beside them.  How they are written is a row of output_formats.h.
  *
- * hermes (Qwen 2.5 and 3, Hermes): any number of calls, with text before, between and behind them; none within a
- * leading <think> ... </think>:
- *      <tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>
+ * Thoughts come first, and no call is found within them.  Calls may have text before, between and behind them, unless
+ * they are recognised without a mark: such a call stands at the start of the answer, or behind another call, and names
+ * one of the tools.
  *
- * llama3_json (Llama 3): at the start of the answer, or after <|python_tag|>; several are separated by ";" or white
- * space:
- *      {"name": "f", "parameters": {"x": 1}}
- *
- * A call's object has name (a text of 1 to 256 bytes), arguments or parameters (an object, in either format), and at
- * most type ("function") and id (a text) besides, in any order.  After a mark, arguments may be missing or null: {}.
- * An object without a mark is only a call when it names one of the tools.  A closing mark may be missing.
+ * A call's object has name (a text of 1 to 256 bytes), arguments or parameters (an object, in any format), and at most
+ * type ("function") and id (a text) besides, in any order.  After a mark, arguments may be missing or null: {}.  A
+ * closing mark may be missing.  Arguments that are not JSON in the text become JSON (call_text.h), and such a call is
+ * handed out when it is complete.
  *
  * Everything else is content and is passed on byte for byte: bad JSON (by the rules of json.h, except that numbers may
  * be out of range), another shape, nesting deeper than 64, more than TOOL_CALL_MAX bytes, calls after the first
  * TOOL_CALLS_MAX.  Content is buffered only while it may be the start of a mark, or white space before one: white space
- * before a call and behind the last one belongs to the calls and is dropped.
+ * before a call and behind the last one belongs to the calls and is dropped, as is white space around thoughts.
  *
  * How the text is split between calls of the parser affects only how the deltas are split.  One thread at a time; time
  * and memory are linear in the text. */
@@ -23,24 +21,16 @@
 #define TANDEM_SERVER_API_TOOL_CALLS_H
 
 #include "engine/base/buf.h"
+#include "server/api/output_formats.h"
 
+#include <cjson/cJSON.h>
 #include <stdbool.h>
 #include <stddef.h>
-
-enum tool_format { TOOL_FORMAT_NONE, TOOL_FORMAT_HERMES, TOOL_FORMAT_LLAMA3 };
-
-/* What a chat template's source (n bytes; NULL: none) teaches the model to write. */
-enum tool_format tool_format_detect(const char *source, size_t n);
-/* --tool-call-parser: "auto" (then `detected`), "hermes", "llama3_json", "none". */
-enum tool_format tool_format_choose(const char *option, enum tool_format detected);
-/* Whether a prompt ends within <think>, as those of some templates do: the answer begins with thoughts. */
-bool tool_prompt_thinks(const char *prompt, size_t n);
-/* A special token's text (which the generated text does not have) that the parser is to be fed all the same. */
-bool tool_format_is_mark(enum tool_format, const char *text, size_t n);
 
 enum { TOOL_CALL_MAX = 1 << 20, TOOL_CALLS_MAX = 128, TOOL_NAME_MAX = 256, TOOL_ID_SIZE = 30 };
 
 enum tool_event_kind {
+    TOOL_THOUGHT,   /* text of the thoughts */
     TOOL_CONTENT,   /* text */
     TOOL_BEGIN,     /* a call: index, id, name; its arguments follow */
     TOOL_ARGUMENTS, /* text: the next bytes of the arguments' JSON object */
@@ -52,8 +42,8 @@ struct tool_event {
     int index;        /* of the call, from 0 */
     const char *id;   /* TOOL_BEGIN: "call_" and 24 letters and digits, random */
     const char *name; /* TOOL_BEGIN */
-    const char *text; /* TOOL_CONTENT, TOOL_ARGUMENTS: not empty, not NUL-terminated; whole UTF-8 characters if the
-                         text fed was split between characters */
+    const char *text; /* TOOL_THOUGHT, TOOL_CONTENT, TOOL_ARGUMENTS: not empty, not NUL-terminated; whole UTF-8
+                         characters if the text fed was split between characters */
     size_t n;
     bool broken; /* TOOL_END: only with stream; what follows in the text is content */
 };
@@ -66,14 +56,16 @@ struct tool_events {
 struct tool_parser;
 
 struct tool_parser_config {
-    enum tool_format format; /* TOOL_FORMAT_NONE: everything is content, at once */
+    enum tool_format format; /* TOOL_FORMAT_NONE: nothing is a call */
+    enum reasoning_format reasoning;
     /* false: a call is handed out when it is complete (BEGIN, one ARGUMENTS, END together); all that is no call is
      * content.  true: BEGIN as soon as the name is known and the arguments begin, then their bytes as they come; a call
      * that breaks after that, or whose text ends early, keeps what was handed out and ends as broken. */
     bool stream;
-    bool thinking;            /* the prompt ended with <think>: the answer begins within */
+    bool thinking;            /* the prompt ended within thoughts: the answer begins there */
     const char *const *names; /* the tools' (n_names), which outlive the parser; see above for what they are for */
     int n_names;
+    const cJSON *tools; /* OpenAI's, for the types of arguments that are written as text; NULL: not known; likewise */
 };
 
 struct tool_parser *tool_parser_new(const struct tool_parser_config *); /* never NULL */
@@ -91,7 +83,7 @@ int tool_parser_calls(const struct tool_parser *);
 /* What was collected from events: a whole answer, or what a stream has not sent yet.  One entry per call, whatever
  * number of events told of it.  Zero-initialise; tool_answer_free. */
 struct tool_answer {
-    struct buf content;
+    struct buf thoughts, content;
     struct tool_call {
         int index;
         char id[TOOL_ID_SIZE];

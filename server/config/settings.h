@@ -64,7 +64,7 @@ struct settings {
     /* requests */
     double request_timeout; /* seconds */
     int max_best_of, max_stop_sequences, max_top_n_tokens, max_choices;
-    char *served_model_name, *chat_template, *tool_call_parser, *pooling;
+    char *served_model_name, *chat_template, *tool_call_parser, *reasoning_parser, *pooling;
     bool accept_any_model;
     /* operation */
     double drain_timeout, step_timeout; /* seconds */

@@ -14,6 +14,9 @@ enum {
 
 #define AT(field) offsetof(struct settings, field)
 #define NO_TYPES "none|int8|int4|nf4"
+#define TOOL_PARSERS                                                                                                   \
+    "auto|hermes|qwen3_coder|qwen3_xml|llama3_json|llama4_json|llama4_pythonic|pythonic|mistral|deepseek_v3|"          \
+    "deepseek_v31|granite|granite4|phi4_mini_json|gemma4|functiongemma|openai|harmony|none"
 
 static const struct setting_option table[] = {
     {"config", "General", SETTING_STRING, AT(config), NULL, 0, 0, NULL, LOGGED | CMD_HEALTH, false, "FILE",
@@ -140,8 +143,11 @@ static const struct setting_option table[] = {
     {"chat-template", "Requests", SETTING_STRING, AT(chat_template), "", 0, 0, NULL,
      ROUTES | CMD_CHAT | CMD_TRAIN | CMD_EVAL, false, "FILE",
      "a Jinja chat template, or plain (lines of \"role: content\"); empty: the model's own"},
-    {"tool-call-parser", "Requests", SETTING_CHOICE, AT(tool_call_parser), "auto", 0, 0, "auto|hermes|llama3_json|none",
-     ROUTES, false, "FORMAT", "how the model writes tool calls; auto looks at the chat template"},
+    {"tool-call-parser", "Requests", SETTING_CHOICE, AT(tool_call_parser), "auto", 0, 0, TOOL_PARSERS, ROUTES, false,
+     "FORMAT", "how the model writes tool calls; auto looks at the chat template"},
+    {"reasoning-parser", "Requests", SETTING_CHOICE, AT(reasoning_parser), "auto", 0, 0,
+     "auto|none|think|deepseek_r1|qwen3|mistral|gemma4|openai_gptoss", ROUTES, false, "FORMAT",
+     "how the model writes its thoughts; auto looks at the chat template, none leaves them in the text"},
     {"pooling", "Requests", SETTING_CHOICE, AT(pooling), "mean", 0, 0, "mean|last", ROUTES, false, "HOW",
      "embeddings: the mean of the hidden states of a text, or that of its last token"},
 

@@ -2,6 +2,7 @@
 #include "server/schema/constraint.h"
 
 #include "server/json/json.h"
+#include "server/schema/calls.h"
 #include "server/schema/schema.h"
 
 #include <stdarg.h>
@@ -201,6 +202,15 @@ bool constraint_set_schema(struct constraint_request *request, const char *name,
     return take_schema(request, schema, e);
 }
 
+bool constraint_set_calls(struct constraint_request *request, const char *name, const cJSON *calls, struct err *e)
+{
+    constraint_request_free(request);
+    request->field = name;
+    if (!take_schema(request, calls, e)) return false;
+    request->kind = CONSTRAINT_CALLS;
+    return true;
+}
+
 /* ---- compiling ------------------------------------------------------------------------------------------------- */
 
 static struct grammar *build_json(const struct constraint_request *request, struct err *e)
@@ -213,7 +223,7 @@ static struct grammar *build_json(const struct constraint_request *request, stru
         root = json_any_object(p);
     } else {
         schema = json_parse(request->text.data, request->text.len, e);
-        if (schema) root = json_schema(p, schema);
+        if (schema) root = request->kind == CONSTRAINT_CALLS ? calls_expression(p, schema) : json_schema(p, schema);
     }
     if (schema || request->kind == CONSTRAINT_JSON_OBJECT) {
         jx before = jx_bytes(p, request->before.data, request->before.len),

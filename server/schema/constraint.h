@@ -22,6 +22,7 @@ enum constraint_kind {
                              */
     CONSTRAINT_REGEX,       /* what re.fullmatch(text) matches */
     CONSTRAINT_CHOICE,      /* one of the strings in the JSON array `text` */
+    CONSTRAINT_CALLS,       /* the calls of tools that the JSON object `text` describes (calls.h) */
 };
 
 /* A requested constraint.  Zero-initialise; release with constraint_request_free. */
@@ -52,6 +53,8 @@ bool constraint_read_openai(struct constraint_request *, const cJSON *top, struc
  * @return false with *e when the schema is too large; field: static, for messages. */
 bool constraint_set_schema(struct constraint_request *, const char *field, const char *before, const cJSON *schema,
                            const char *after, struct err *e);
+/* The same for calls of tools. */
+bool constraint_set_calls(struct constraint_request *, const char *field, const cJSON *calls, struct err *e);
 void constraint_request_free(struct constraint_request *);
 
 /* Compiles; any thread.  @return NULL and *e: ERR_INVALID with a sentence that names the position (a JSON pointer into

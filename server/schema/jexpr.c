@@ -149,6 +149,13 @@ jx jx_chars(struct jpool *p, const struct grange *v, size_t n)
     return push(p, node);
 }
 
+jx jx_raw_chars(struct jpool *p, const struct grange *v, size_t n)
+{
+    jx out = jx_chars(p, v, n);
+    if (out != JX_NONE) p->nodes[out].min = 1;
+    return out;
+}
+
 jx jx_any_char(struct jpool *p)
 {
     return jx_chars(p, &(struct grange){0, 0x10ffff}, 1);

@@ -43,6 +43,8 @@ jx jx_text(struct jpool *, const char *text);
  * only \b \t \n \f \r are generated. */
 jx jx_chars(struct jpool *, const struct grange *, size_t n);
 jx jx_any_char(struct jpool *);
+/* The same outside of strings: the character itself. */
+jx jx_raw_chars(struct jpool *, const struct grange *, size_t n);
 jx jx_seq(struct jpool *, const jx *, size_t n);
 jx jx_seq2(struct jpool *, jx, jx);
 jx jx_seq3(struct jpool *, jx, jx, jx);

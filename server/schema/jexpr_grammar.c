@@ -18,7 +18,7 @@ struct lowering {
 
 static gexpr lower(struct lowering *l, jx x);
 
-/* A character in its only spelling: an escape for seven characters, itself otherwise. */
+/* A character in its only spelling: in a string an escape for seven characters, itself otherwise. */
 static gexpr lower_chars(struct lowering *l, const struct jnode *node)
 {
     static const struct {
@@ -31,6 +31,7 @@ static gexpr lower_chars(struct lowering *l, const struct jnode *node)
     gexpr parts[1 + N_ESCAPES];
     size_t n_parts = 0, n_cut = 0;
     bool escaped[N_ESCAPES] = {0};
+    if (node->min) return gram_class(l->b, l->p->ranges + node->first, node->n, 0);
     struct grange *cut = mem_array(node->n * N_PLAIN, sizeof *cut);
     for (uint32_t i = 0; i < node->n; i++) {
         struct grange v = l->p->ranges[node->first + i];

@@ -10,7 +10,8 @@ struct jnode {
     enum jx_kind kind;
     bool anchor; /* contains an anchor */
     uint32_t first, n;
-    uint32_t min, max;          /* repeat: counts; rule: min is the previous rule; anchor: min is 1 for the end */
+    uint32_t min, max;          /* repeat: counts; rule: min is the previous rule; anchor: min is 1 for the end; chars:
+                                   min is 1 where they are not escaped */
     uint32_t size, depth;       /* size: expanded, approximate positions of an automaton; depth: of the tree */
     uint32_t shortest, longest; /* characters */
 };

@@ -1,6 +1,8 @@
-/* Fuzzes server/api/tool_calls.c.  The first byte says format, mode and where to cut, the rest is generated text.
+/* Fuzzes server/api/tool_calls.c.  The first two bytes say the formats of calls and thoughts and where to cut, the rest
+ * is generated text.
  *   - However the text is cut, the same content and the same calls come out.
- *   - Without a call the content is the text; with calls nothing is in the content that was not in the text, in order.
+ *   - Without a call or a thought the content is the text; with calls nothing is in the content that was not in the
+ * text, in order.
  *   - A call that is not broken has a name and arguments that are a JSON object.
  *   - A stream in which nothing broke says what the whole calls said. */
 #include "engine/base/buf.h"
@@ -13,7 +15,7 @@
 #include <string.h>
 
 struct seen {
-    struct buf log, content, arguments;
+    struct buf log, thoughts, content, arguments;
     int calls, broken;
     bool open;
 };
@@ -22,8 +24,12 @@ static void note(struct seen *s, struct tool_events events)
 {
     for (int i = 0; i < events.n; i++) {
         const struct tool_event *ev = &events.v[i];
-        bool text = ev->kind == TOOL_CONTENT || ev->kind == TOOL_ARGUMENTS;
+        bool text = ev->kind != TOOL_BEGIN && ev->kind != TOOL_END;
         CHECK(text == (ev->n > 0) && s->open == (ev->kind == TOOL_ARGUMENTS || ev->kind == TOOL_END));
+        if (ev->kind == TOOL_THOUGHT) {
+            buf_append(&s->thoughts, ev->text, ev->n);
+            continue;
+        }
         if (ev->kind != TOOL_CONTENT) CHECK(ev->index == s->calls);
         if (ev->kind == TOOL_BEGIN) {
             CHECK(strlen(ev->id) == TOOL_ID_SIZE - 1 && *ev->name && strlen(ev->name) <= TOOL_NAME_MAX);
@@ -46,11 +52,23 @@ static void note(struct seen *s, struct tool_events events)
     }
 }
 
-static void run(struct seen *s, enum tool_format format, bool stream, const char *text, size_t n, size_t piece)
+struct mode {
+    enum tool_format format;
+    enum reasoning_format reasoning;
+    bool inside;
+    const cJSON *tools;
+};
+
+static void run(struct seen *s, struct mode m, bool stream, const char *text, size_t n, size_t piece)
 {
     static const char *const names[] = {"f", "get_weather"};
-    struct tool_parser *p =
-        tool_parser_new(&(struct tool_parser_config){.format = format, .stream = stream, .names = names, .n_names = 2});
+    struct tool_parser *p = tool_parser_new(&(struct tool_parser_config){.format = m.format,
+                                                                         .reasoning = m.reasoning,
+                                                                         .thinking = m.inside,
+                                                                         .stream = stream,
+                                                                         .names = names,
+                                                                         .n_names = 2,
+                                                                         .tools = m.tools});
     for (size_t at = 0; at < n; at += piece) {
         size_t k = n - at < piece ? n - at : piece;
         char *copy = malloc(k); /* exactly as long as it is, so that reading past the end is seen */
@@ -68,19 +86,21 @@ static bool same(const struct buf *a, const struct buf *b)
     return a->len == b->len && (!a->len || memcmp(a->data, b->data, a->len) == 0);
 }
 
-static void check_content(const struct seen *s, const char *text, size_t n)
+static void check_content(const struct seen *s, struct mode m, const char *text, size_t n)
 {
+    if (m.format == TOOL_FORMAT_HARMONY || m.reasoning == REASONING_HARMONY) return; /* its marks are no content */
     size_t at = 0;
     for (size_t i = 0; i < s->content.len; i++, at++) {
         while (at < n && text[at] != s->content.data[i]) at++;
         CHECK(at < n);
     }
-    if (!s->calls) CHECK(s->content.len == n);
+    if (!s->calls && m.reasoning == REASONING_NONE) CHECK(s->content.len == n);
 }
 
 static void seen_free(struct seen *s)
 {
     buf_free(&s->log);
+    buf_free(&s->thoughts);
     buf_free(&s->content);
     buf_free(&s->arguments);
 }
@@ -88,19 +108,31 @@ static void seen_free(struct seen *s)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    if (!size) return 0;
-    enum tool_format format = data[0] % 3;
-    const char *text = (const char *)data + 1;
-    size_t n = size - 1, piece = 1 + data[0] / 3 % 16;
+    static const char described[] =
+        "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{\"n\":{\"type\":"
+        "\"integer\"},\"l\":{\"$ref\":\"#/$defs/l\"}},\"$defs\":{\"l\":{\"anyOf\":[{\"type\":\"array\"},{\"$ref\":"
+        "\"#/$defs/l\"}]}}}}}]";
+    if (size < 2) return 0;
+    cJSON *tools = cJSON_Parse(described);
+    CHECK(tools);
+    struct mode format = {.format = data[0] % TOOL_FORMATS,
+                          .reasoning = data[1] % REASONING_FORMATS,
+                          .inside = data[1] / REASONING_FORMATS & 1,
+                          .tools = tools};
+    const char *text = (const char *)data + 2;
+    size_t n = size - 2, piece = 1 + data[0] / TOOL_FORMATS % 16;
     struct seen whole = {0}, whole_cut = {0}, stream = {0}, stream_cut = {0};
     run(&whole, format, false, text, n, n ? n : 1);
     run(&whole_cut, format, false, text, n, piece);
     run(&stream, format, true, text, n, n ? n : 1);
     run(&stream_cut, format, true, text, n, piece);
     CHECK(same(&whole.log, &whole_cut.log) && same(&stream.log, &stream_cut.log) && !whole.broken);
+    CHECK(same(&whole.thoughts, &whole_cut.thoughts) && same(&whole.thoughts, &stream.thoughts) &&
+          same(&stream.thoughts, &stream_cut.thoughts));
     if (!stream.broken) CHECK(same(&whole.log, &stream.log));
-    check_content(&whole, text, n);
-    check_content(&stream, text, n);
+    check_content(&whole, format, text, n);
+    check_content(&stream, format, text, n);
+    cJSON_Delete(tools);
     seen_free(&whole);
     seen_free(&whole_cut);
     seen_free(&stream);

@@ -106,7 +106,7 @@ def test_stop_sequences_and_blocks(speaker):
         assert whole["stop_reason"] == streamed["stop_reason"] == "tool_use"
         ids = [b["id"] for b in whole["content"] if "id" in b]
         assert len(set(ids)) == len(ids) and all(i.startswith("toolu_") for i in ids)
-    for choice in ({"type": "any"}, {"type": "tool", "name": "now"}):
+    for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "now"}):
         whole, streamed = ask(speaker, tools=[TOOL], tool_choice=choice, seed=1), gather(events(speaker, tools=[TOOL], tool_choice=choice, seed=1))
         assert without_ids(whole["content"]) == [call] == without_ids(streamed["content"]) and whole["stop_reason"] == "tool_use"
     none = ask(speaker, says=CALL, tools=[TOOL], tool_choice={"type": "none"})

@@ -54,6 +54,8 @@ class Api:
 
     def create(self, messages=ASK, **kw):
         kw = {"tools": TOOLS, "temperature": 1, "seed": 1, "max_completion_tokens": 400, **kw}
+        if "structured_outputs" not in kw.get("extra_body", {}):
+            kw.setdefault("parallel_tool_calls", False)  # a model of random weights takes all the calls that it may
         return self.client.chat.completions.create(model="tools", messages=messages, **kw)
 
     def stream(self, **kw):
@@ -104,6 +106,23 @@ def test_stream_says_what_the_whole_says(api, seed):
     assert content == "" and finish == "tool_calls" == whole.finish_reason
     function = whole.message.tool_calls[0].function
     assert [(c["name"], c["arguments"]) for c in calls] == [(function.name, function.arguments)]
+
+
+def test_several(api):
+    """Where parallel calls are allowed, as they are by default, a demanded call may be several."""
+    seen = set()
+    for seed in range(4):
+        fields = {"tool_choice": "required", "parallel_tool_calls": True, "seed": seed, "max_completion_tokens": 1500}
+        choice = api.create(**fields).choices[0]
+        calls = choice.message.tool_calls
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None and 1 <= len(calls) <= 16
+        for call in calls:
+            check_call(call)
+        content, deltas, finish = api.stream(**fields)
+        assert (content, finish) == ("", "tool_calls")
+        assert [(c["name"], c["arguments"]) for c in deltas] == [(c.function.name, c.function.arguments) for c in calls]
+        seen.add(len(calls))
+    assert max(seen) > 1
 
 
 @pytest.mark.parametrize("name", ["get_weather", "get_time"])
@@ -205,17 +224,59 @@ def test_tool_choice_none(api):
     assert choice.message.content == text and not choice.message.tool_calls and choice.finish_reason == "stop"
 
 
-def test_no_call_in_thoughts(start, model, tmp_path):
-    """A template whose prompts end with <think>: what is thought is no call, unless a call is demanded."""
+@pytest.fixture(scope="module")
+def thinker(start, model, tmp_path_factory):
+    """A template whose prompts end with <think>."""
+    path = tmp_path_factory.mktemp("templates") / "t.jinja"
     source = (TEMPLATES / f"{QWEN}.jinja").read_text()
     assert source.count("'<|im_start|>assistant\\n' }}") == 1
-    (tmp_path / "t.jinja").write_text(source.replace("'<|im_start|>assistant\\n' }}", "'<|im_start|>assistant\\n<think>\\n' }}"))
-    thoughts = f"I could {hermes('get_time', '{}')}</think>"
-    with start("--chat-template", tmp_path / "t.jinja", model=model) as s:
-        api = Api(s, QWEN)
-        message = api.create(**api.forced(thoughts + "\n\n" + hermes("get_weather", ARGUMENTS))).choices[0].message
-        assert message.content == thoughts and [c.function.name for c in message.tool_calls] == ["get_weather"]
-        check_call(api.create(tool_choice="required").choices[0].message.tool_calls[0])
+    path.write_text(source.replace("'<|im_start|>assistant\\n' }}", "'<|im_start|>assistant\\n<think>\\n' }}"))
+    with start("--chat-template", path, model=model) as s:
+        yield Api(s, QWEN)
+
+
+def budget(tokens, **extra):
+    return {"extra_body": {"thinking_token_budget": tokens, **extra}}
+
+
+def test_calls_behind_thoughts(thinker):
+    """What is demanded comes behind the thoughts, which end when their budget is used up."""
+    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+        answer = thinker.create(tool_choice=choice, **budget(7))
+        message = answer.choices[0].message
+        check_call(message.tool_calls[0])
+        assert message.content is None and message.reasoning_content and "</think>" not in message.reasoning_content
+        assert answer.usage.completion_tokens_details.reasoning_tokens == 7
+    text = hermes("get_weather", ARGUMENTS)
+    message = thinker.create(tool_choice="auto", **budget(0, structured_outputs={"choice": [text]})).choices[0].message
+    assert [c.function.name for c in message.tool_calls] == ["get_weather"] and not hasattr(message, "reasoning_content")
+
+
+def test_budget_of_thoughts(thinker):
+    """The same text for any batch, streamed or not; and thoughts alone where they take all the tokens."""
+    def ask(tokens, **kw):
+        return thinker.create(tools=openai.omit, max_completion_tokens=40, **budget(tokens), **kw)
+    alone = ask(11).choices[0].message
+    assert alone.reasoning_content and alone.content
+    together = ask(11, n=4)
+    assert together.usage.completion_tokens_details.reasoning_tokens == 44
+    assert (together.choices[0].message.reasoning_content, together.choices[0].message.content) == (alone.reasoning_content, alone.content)
+    thoughts = content = ""
+    for chunk in ask(11, stream=True):
+        delta = chunk.choices[0].delta
+        thoughts += getattr(delta, "reasoning_content", None) or ""
+        content += delta.content or ""
+    assert (thoughts, content) == (alone.reasoning_content, alone.content)
+    endless = ask(-1).choices[0]
+    assert endless.message.reasoning_content.startswith(alone.reasoning_content) and not endless.message.content
+    hidden = thinker.create(tools=openai.omit, max_completion_tokens=40, **budget(11, include_reasoning=False)).choices[0].message
+    assert hidden.content == alone.content and not hasattr(hidden, "reasoning_content")
+
+
+def test_json_behind_thoughts(thinker):
+    fields = {"tools": openai.omit, "response_format": {"type": "json_object"}, "max_completion_tokens": 300}
+    message = thinker.create(**fields, **budget(5)).choices[0].message
+    assert message.reasoning_content and (not message.content or message.content.startswith("{"))
 
 
 # ---- the openai package's own helper for streams ---------------------------------------------------------------------
@@ -234,7 +295,7 @@ HELPED = [openai.pydantic_function_tool(Weather, name="get_weather"), openai.pyd
 
 def helped(api, **kw):
     """-> (the calls as the helper parsed them, how many times it told of arguments for each)"""
-    fields = {"tools": HELPED, "temperature": 1, "seed": 1, "max_completion_tokens": 400, **kw}
+    fields = {"tools": HELPED, "temperature": 1, "seed": 1, "max_completion_tokens": 400, "parallel_tool_calls": "extra_body" in kw, **kw}
     deltas, done = Counter(), []
     with api.client.chat.completions.stream(model="tools", messages=ASK, **fields) as stream:
         for event in stream:

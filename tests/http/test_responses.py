@@ -145,7 +145,7 @@ def test_items(speaker):
     ("required", None), ({"type": "function", "name": "now"}, "now"), ({"type": "function", "name": "read", "namespace": "mcp__files"}, "read"),
     ({"type": "custom", "name": "apply_patch"}, "apply_patch"), ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "now"}]}, "now")], ids=str)
 def test_a_call_is_demanded(speaker, choice, expected):
-    got = both(speaker, tools=[NOW, PATCH, SPACE], tool_choice=choice, seed=3, max_output_tokens=200)
+    got = both(speaker, tools=[NOW, PATCH, SPACE], tool_choice=choice, seed=3, max_output_tokens=200, parallel_tool_calls=False)
     (item,) = got["output"]
     assert item["type"].endswith("_call") and (expected is None or item["name"] == expected)
     if item["name"] == "apply_patch":
@@ -212,7 +212,7 @@ def test_the_package(speaker):
     assert kinds[0] == "response.created" and kinds[-1] == "response.completed" and "response.output_text.delta" in kinds
     tool = openai.pydantic_function_tool(Cat)["function"]
     with client.responses.stream(model=MODEL.name, input="A cat", tools=[{"type": "function", **tool}], tool_choice="required", extra_body={"seed": 1},
-                                 max_output_tokens=200) as events:
+                                 max_output_tokens=200, parallel_tool_calls=False) as events:
         (made,) = [e.item for e in events if e.type == "response.output_item.done"]
     assert made.type == "function_call" and made.name == "Cat" and Cat.model_validate_json(made.arguments) and made.call_id.startswith("call_")
     with pytest.raises(openai.BadRequestError, match="answers are not kept"):

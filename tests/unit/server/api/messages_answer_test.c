@@ -53,15 +53,18 @@ static void order(void **state)
     struct tool_call call = {.index = 0, .id = "call_abc", .name = name};
     buf_str(&out, "");
 
-    /* a mark that never becomes one is text, before the call that follows */
-    buf_str(&v.text, "<thi");
+    /* thoughts, then text, then the call that follows */
+    buf_str(&v.thoughts, "hm");
+    buf_str(&v.text, "I look.");
     messages_put_ready(&out, &s, &v);
-    assert_int_equal(out.len, 0);
+    check(&out, "+thinking thinking signature - +text text ");
+    buf_clear(&out);
+    buf_free(&v.thoughts);
     buf_clear(&v.text);
     v.answer.calls = &call;
     v.answer.n = 1;
     messages_put_ready(&out, &s, &v);
-    check(&out, "+text text - +tool_use ");
+    check(&out, "- +tool_use ");
     assert_non_null(strstr(out.data, "\"id\":\"toolu_abc\",\"name\":\"f\",\"input\":{}}"));
 
     /* the rest of a call comes before the text behind it */
@@ -77,7 +80,6 @@ static void order(void **state)
     check(&out, "- max_tokens ");
     assert_non_null(strstr(out.data, "\"usage\":{\"input_tokens\":2,\"cache_creation_input_tokens\":0,"
                                      "\"cache_read_input_tokens\":3,\"output_tokens\":7}"));
-    messages_stream_free(&s);
     buf_free(&call.arguments);
     buf_free(&v.text);
     buf_free(&out);
@@ -92,13 +94,11 @@ static void unfinished_thoughts(void **state)
     struct choice v = {.c = &config, .stop_index = -1, .finish = FINISH_EOS};
     struct messages_stream s = {0};
     struct buf out = {0};
-    thinking_begin_inside(&s.split);
-    buf_str(&v.text, "hm </th");
+    buf_str(&v.thoughts, "hm </th");
     messages_put_ready(&out, &s, &v);
     messages_put_end(&out, &s, &v, &usage);
-    check(&out, "+thinking thinking thinking signature - end_turn ");
-    messages_stream_free(&s);
-    buf_free(&v.text);
+    check(&out, "+thinking thinking signature - end_turn ");
+    buf_free(&v.thoughts);
     buf_free(&out);
 }
 

@@ -14,7 +14,7 @@ static void split(const char *answer, size_t piece, bool inside, struct buf *out
     struct thinking t = {0};
     struct buf thoughts = {0}, text = {0};
     size_t n = strlen(answer);
-    if (inside) thinking_begin_inside(&t);
+    thinking_begin(&t, REASONING_THINK, inside);
     for (size_t at = 0; at < n; at += piece)
         thinking_feed(&t, answer + at, n - at < piece ? n - at : piece, false, &thoughts, &text);
     thinking_feed(&t, NULL, 0, true, &thoughts, &text);

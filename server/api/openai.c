@@ -104,7 +104,7 @@ static void set_thoughts(const struct exchange *x, bool inside, struct gen_thoug
     *out = (struct gen_thoughts){
         .begin = marks->begin, .end = marks->end, .inside = inside, .again = marks->again, .budget = -1, .stop = ids};
     if (x->params.think_budget < 0) return;
-    tokenizer_encode(engine_tokenizer(x->app->engine), marks->stop, strlen(marks->stop), 0, &stop, &e);
+    tokenizer_encode(engine_tokenizer(x->served->engine), marks->stop, strlen(marks->stop), 0, &stop, &e);
     if (!e.code && stop.n <= ENGINE_STOP_TOKENS) {
         out->budget = (int)x->params.think_budget;
         out->n_stop = (int)stop.n;

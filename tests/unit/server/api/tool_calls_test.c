@@ -690,6 +690,8 @@ static void as_deltas(void **state)
     buf_free(&out);
 }
 
+static enum reasoning_format reasoning_found; /* by detect */
+
 static enum tool_format detect(const char *name)
 {
     char *path = file_join(template_dir, name), *text = NULL;
@@ -703,6 +705,7 @@ static enum tool_format detect(const char *name)
     assert_int_equal(m, n);
     assert_memory_equal(source, text, n);
     enum tool_format found = tool_format_detect(source, m);
+    reasoning_found = reasoning_detect(source, m);
     chat_template_free(t);
     free(text);
     free(path);
@@ -716,6 +719,19 @@ static void formats(void **state)
     assert_int_equal(detect("Qwen-Qwen3-0.6B.jinja"), TOOL_FORMAT_HERMES);
     assert_int_equal(detect("meta-llama-Llama-3.1-8B-Instruct.jinja"), TOOL_FORMAT_LLAMA3);
     assert_int_equal(detect("google-gemma-2-2b-it.jinja"), TOOL_FORMAT_NONE);
+    assert_int_equal(detect("../output_formats/Qwen3-Coder.jinja"), TOOL_FORMAT_QWEN3_CODER);
+    assert_int_equal(detect("../output_formats/openai-gpt-oss-120b.jinja"), TOOL_FORMAT_HARMONY);
+    assert_int_equal(detect("../output_formats/mistralai-Mistral-Nemo-Instruct-2407.jinja"), TOOL_FORMAT_MISTRAL);
+    assert_int_equal(detect("../output_formats/mistralai-Ministral-3-14B-Reasoning-2512.jinja"),
+                     TOOL_FORMAT_MISTRAL_ARGS);
+    assert_int_equal(detect("../output_formats/deepseek-v3.jinja"), TOOL_FORMAT_DEEPSEEK_V3);
+    assert_int_equal(detect("../output_formats/deepseek-ai-DeepSeek-V3.1.jinja"), TOOL_FORMAT_DEEPSEEK_V31);
+    assert_int_equal(detect("../output_formats/ibm-granite-granite-3.3-2B-Instruct.jinja"), TOOL_FORMAT_GRANITE);
+    assert_int_equal(detect("../output_formats/phi-4-mini.jinja"), TOOL_FORMAT_PHI4);
+    assert_int_equal(detect("../output_formats/llama-4-pythonic.jinja"), TOOL_FORMAT_LLAMA4);
+    assert_int_equal(detect("../output_formats/gemma-3-pythonic.jinja"), TOOL_FORMAT_PYTHONIC);
+    assert_int_equal(detect("../output_formats/google-gemma-4-31B-it.jinja"), TOOL_FORMAT_GEMMA4);
+    assert_int_equal(detect("../output_formats/functiongemma.jinja"), TOOL_FORMAT_FUNCTION_GEMMA);
     size_t n;
     assert_int_equal(tool_format_detect(chat_template_source(NULL, &n), n), TOOL_FORMAT_NONE);
     const char *coder = "<tool_call>\n<function=f>";
@@ -724,11 +740,57 @@ static void formats(void **state)
     assert_int_equal(tool_format_choose("none", TOOL_FORMAT_LLAMA3), TOOL_FORMAT_NONE);
     assert_int_equal(tool_format_choose("hermes", TOOL_FORMAT_NONE), TOOL_FORMAT_HERMES);
     assert_int_equal(tool_format_choose("llama3_json", TOOL_FORMAT_NONE), TOOL_FORMAT_LLAMA3);
+    assert_int_equal(tool_format_choose("mistral", TOOL_FORMAT_NONE), TOOL_FORMAT_MISTRAL);
+    assert_int_equal(tool_format_choose("mistral", TOOL_FORMAT_MISTRAL_ARGS), TOOL_FORMAT_MISTRAL_ARGS);
+    assert_int_equal(tool_format_choose("harmony", TOOL_FORMAT_HERMES), TOOL_FORMAT_HARMONY);
+    assert_int_equal(reasoning_choose("qwen3", REASONING_HARMONY), REASONING_THINK);
+    assert_int_equal(reasoning_choose("auto", REASONING_HARMONY), REASONING_HARMONY);
+    assert_int_equal(reasoning_choose("none", REASONING_HARMONY), REASONING_NONE);
     assert_true(tool_format_is_mark(TOOL_FORMAT_LLAMA3, "<|python_tag|>", 14));
     assert_false(tool_format_is_mark(TOOL_FORMAT_LLAMA3, "<|python_tag|", 13));
     assert_false(tool_format_is_mark(TOOL_FORMAT_LLAMA3, "<tool_call>", 11));
     assert_true(tool_format_is_mark(TOOL_FORMAT_HERMES, "</tool_call>", 12));
     assert_false(tool_format_is_mark(TOOL_FORMAT_HERMES, "<|im_end|>", 10));
+}
+
+static void thoughts_of_templates(void **state)
+{
+    static const struct {
+        const char *name;
+        enum reasoning_format format;
+    } v[] = {{"Qwen-Qwen3-0.6B.jinja", REASONING_THINK},
+             {"google-gemma-2-2b-it.jinja", REASONING_THINK},
+             {"../output_formats/openai-gpt-oss-120b.jinja", REASONING_HARMONY},
+             {"../output_formats/mistralai-Ministral-3-14B-Reasoning-2512.jinja", REASONING_MISTRAL},
+             {"../output_formats/google-gemma-4-31B-it.jinja", REASONING_GEMMA4}};
+    (void)state;
+    for (size_t i = 0; i < sizeof v / sizeof *v; i++) {
+        detect(v[i].name);
+        assert_int_equal(reasoning_found, v[i].format);
+    }
+}
+
+/* The marks are what the parsers take them for: no first byte comes a second time, but at the end. */
+static void the_registry(void **state)
+{
+    (void)state;
+    for (int f = 0; f < TOOL_FORMATS; f++) {
+        const struct output_format *row = output_format((enum tool_format)f);
+        const char *const *lists[] = {row->group, row->open, row->close};
+        assert_true(tool_format_known(row->name));
+        for (size_t l = 0; l < 3; l++) {
+            for (size_t i = 0; i < FORMAT_MARKS && lists[l][i]; i++) {
+                const char *mark = lists[l][i];
+                bool fence = *mark == '`'; /* three of them, which nothing but more of them resembles */
+                assert_true(fence || !memchr(mark + 1, *mark, strlen(mark) - 1));
+                assert_true(tool_format_is_mark((enum tool_format)f, mark, strlen(mark)));
+            }
+        }
+        if (f != TOOL_FORMAT_NONE) assert_true(row->shape.before && row->shape.between && row->shape.after);
+    }
+    assert_false(tool_format_known("unknown"));
+    for (int f = 0; f < REASONING_FORMATS; f++) assert_true(reasoning_known(reasoning_marks(f)->name));
+    assert_false(reasoning_known("unknown"));
 }
 
 int main(int argc, char **argv)
@@ -754,6 +816,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(as_json),
         cmocka_unit_test(as_deltas),
         cmocka_unit_test(formats),
+        cmocka_unit_test(thoughts_of_templates),
+        cmocka_unit_test(the_registry),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     cJSON_Delete(described);

@@ -182,7 +182,7 @@ def test_a_tool_that_is_found(speaker):
     assert after["usage"]["cache_read_input_tokens"] >= known - 32 > 0 and after["content"][0]["name"] == "later"
     ask(speaker, *history, result({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aaaa"}}), says="x", tools=[TOOL])
     only = ask(speaker, tools=[TOOL, late], tool_choice={"type": "any"}, seed=2)
-    assert [b["name"] for b in only["content"]] == ["now"]
+    assert {b["name"] for b in only["content"]} == {"now"}  # maybe several calls, all of the tool that is shown
 
 
 @pytest.mark.parametrize("change, status, kind, text", [

@@ -12,8 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MORE_ROWS = 48 }; /* extra rows of logits in a step, for prompt log-probabilities and forced tokens */
-
 #ifdef TANDEM_DEBUG
 enum { DEBUG = 1 };
 #else
@@ -39,7 +37,7 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     enum speculate speculate;
     if (speculate_parse(c->speculate, &speculate, e)) return NULL;
     struct engine *g = mem_zalloc(sizeof *g);
-    if (setup_open(&g->s, c, MORE_ROWS, e)) {
+    if (setup_open(&g->s, c, ENGINE_MORE_ROWS, e)) {
         free(g);
         return NULL;
     }
@@ -85,6 +83,7 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     g->stats.pages_total = g->now.pages_total = m->pages;
     g->share = (struct train_quantum){.budget_ns = 1e9 * (c->train_itl_budget > 0 ? c->train_itl_budget : 0.05),
                                       .slowdown = c->train_slowdown >= 1 ? c->train_slowdown : 1.2};
+    g->turn = c->turn;
     g->gate = scheduler_gate_new(g->s.model.d, wake_engine, g);
     if (c->watch_device || DEBUG) g->watch = device_owner_new(g->s.model.d, g->gate);
     trainer_init(&g->training, &g->s, g->gate);

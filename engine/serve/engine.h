@@ -20,6 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct device_turn;
 struct engine;
 struct grammar;
 
@@ -56,14 +57,22 @@ struct engine_config {
     bool record_steps;   /* warm-up: capture the CUDA graphs of all decode batch sizes when opening, for up to a second,
                             so that the first requests do not wait for it (warmup.h); meant for long-running servers */
     bool verify_weights; /* compare every byte with the checksums `tandem quantize` wrote; an error where it has none */
-    double train_itl_budget; /* seconds that a step and the training behind it may take; 0: 0.05 */
-    double train_slowdown;   /* the same in multiples of the step, >= 1; 0: 1.2 */
-    bool watch_device;       /* CHECK which thread uses the device (device_owner.h); with TANDEM_DEBUG always */
-    bool no_calibration;     /* quantise a small model without calibrating on its own text (calibrate.h) */
+    double train_itl_budget;  /* seconds that a step and the training behind it may take; 0: 0.05 */
+    double train_slowdown;    /* the same in multiples of the step, >= 1; 0: 1.2 */
+    bool watch_device;        /* CHECK which thread uses the device (device_owner.h); with TANDEM_DEBUG always */
+    struct device_turn *turn; /* of all engines of the process (device_turn.h); NULL: it is the only one */
+    bool no_calibration;      /* quantise a small model without calibrating on its own text (calibrate.h) */
 };
 
 /* Loads the model, which takes long.  NULL and *e on error. */
 struct engine *engine_open(const struct engine_config *, struct err *e);
+
+/* Memory that engine_open would take, an upper bound from the headers of the model's files; of a device with its own
+ * memory gpu_memory_bytes, as weights.  Any thread; blocks for the disk.  @return 0, or *e */
+struct engine_memory {
+    size_t weight_bytes, kv_bytes, workspace_bytes;
+};
+int engine_estimate(const struct engine_config *, struct engine_memory *, struct err *e);
 /* Starts the thread.  notify(arg) is called on the engine thread when events are posted and none were pending. */
 int engine_start(struct engine *, void (*notify)(void *), void *arg, struct err *e);
 /* Ends every request, stops the thread if started, frees everything.  NULL is allowed. */
@@ -342,6 +351,10 @@ struct engine_stats {
 extern const histogram_bounds engine_step_seconds_bounds, engine_step_tokens_bounds, engine_step_seqs_bounds;
 
 void engine_stats_read(const struct engine *, struct engine_stats *);
+/* Adds those of another engine of the process. */
+void engine_stats_add(struct engine_stats *, const struct engine_stats *);
+/* Adds the counters of an engine that is about to be closed, and nothing of what it has now. */
+void engine_stats_retire(struct engine_stats *, const struct engine_stats *);
 /* @return the clock_now() since which the engine thread has been busy: the start of its loop iteration, or of the
  * oldest message that it has not taken while asleep, or the end of training's time slice, which may be in the future; 0
  * when it has nothing to do.  A time long ago means that the engine is stalled.  Any thread; takes no lock, so it works

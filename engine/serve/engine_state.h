@@ -77,6 +77,7 @@ struct engine {
     pthread_t thread;
     bool started;
     struct scheduler_gate *gate;
+    struct device_turn *turn;   /* or NULL */
     struct device_owner *watch; /* or NULL */
     struct trainer_thread training;
     struct masker *masker;

@@ -3,6 +3,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/crash.h"
 #include "engine/base/log.h"
+#include "engine/serve/device_turn.h"
 #include "engine/serve/engine_state.h"
 #include "engine/serve/manual_step.h"
 
@@ -11,9 +12,11 @@
 /* The longest time slice of training while no request can run: statistics are published between two of them. */
 enum { IDLE_SLICE_NS = 500 * 1000 * 1000 };
 
-static bool has_mail(void *arg)
+/* Whether training's time slice ends: for a message, or for another engine's step. */
+static bool is_wanted(void *arg)
 {
-    return mailbox_waiting(&((struct engine *)arg)->inbox);
+    struct engine *g = arg;
+    return mailbox_waiting(&g->inbox) || device_turn_wanted(g->turn);
 }
 
 /* Grants training a time slice: after a step what train_quantum.h allows, when no request can run until the next
@@ -24,7 +27,7 @@ static void run_training(struct engine *g, const struct plan *p)
     uint64_t used = 0, start = clock_now();
     if (!p->n) {
         atomic_store(&g->busy_since, clock_now() + IDLE_SLICE_NS); /* this thread is late only after the slice */
-        used = scheduler_gate_grant(g->gate, IDLE_SLICE_NS, has_mail, g);
+        used = scheduler_gate_grant(g->gate, IDLE_SLICE_NS, is_wanted, g);
     } else {
         uint64_t ns = train_quantum_allow(&g->share, g->now.last_step_ns);
         if (ns) used = scheduler_gate_grant(g->gate, ns, NULL, NULL);
@@ -41,13 +44,16 @@ int engine_step_once(struct engine *g, bool wait)
     debug_state_serve(&g->look, g->s.model.d);
     if (engine_lost(g)) engine_end_all(g);
     const struct plan *p = g->hold == HOLD_ALL ? &nothing : sched_step(&g->sched);
+    bool uses = p->n || scheduler_gate_wanted(g->gate); /* the device */
     if (p->n_preempted) engine_end_preempted(g);
+    if (uses) device_turn_take(g->turn);
     engine_speculate(g, p);
     int n = p->n, tokens = p->n_tokens; /* copied: the plan is not valid once its requests have ended */
     if (n) engine_run_step(g, p);
     engine_publish(g, p); /* before the events: a client that saw its request end must see its pages free */
     events_post(&g->events);
-    if (!engine_lost(g)) run_training(g, p);
+    if (uses && !engine_lost(g)) run_training(g, p);
+    if (uses) device_turn_give(g->turn);
     if (engine_check_device(g)) { /* posted now: the loop may sleep long before its next iteration */
         engine_publish(g, NULL);
         events_post(&g->events);

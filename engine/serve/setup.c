@@ -35,6 +35,13 @@ static int no_attention(const struct setup *s, struct err *e)
                    s->model.d->ops->name, s->model.c.head_dim);
 }
 
+size_t setup_usual_pages(const struct engine_info *m, int max_len)
+{
+    size_t each = (size_t)(min_int(max_len, 1024) + KV_PAGE - 1) / KV_PAGE,
+           one = ((size_t)max_len + KV_PAGE - 1) / KV_PAGE, want = (size_t)m->max_seqs * each;
+    return want > one ? want : one;
+}
+
 /* The number of pages: as many as the budget holds, or by default enough for max_seqs requests of 1024 tokens, using at
  * most a quarter of the free memory. */
 static int size_pool(struct setup *s, const struct engine_config *c, enum dtype kv_type, int *pages, struct err *e)
@@ -43,10 +50,7 @@ static int size_pool(struct setup *s, const struct engine_config *c, enum dtype 
     m->page_bytes = model_page_bytes(&s->model, kv_type);
     if (!m->page_bytes) return no_attention(s, e);
     if (c->kv_pages) return exact_pool(s, c->kv_pages, pages, e);
-    int len = s->model.c.max_len, each = (min_int(len, 1024) + KV_PAGE - 1) / KV_PAGE,
-        one = (len + KV_PAGE - 1) / KV_PAGE;
-    size_t want = (size_t)m->max_seqs * (size_t)each, room = memory_available() / 4 / m->page_bytes;
-    if (want < (size_t)one) want = (size_t)one;
+    size_t want = setup_usual_pages(m, s->model.c.max_len), room = memory_available() / 4 / m->page_bytes;
     if (c->kv_cache_bytes)
         want = c->kv_cache_bytes / m->page_bytes;
     else if (want > room)
@@ -183,6 +187,19 @@ static struct model_options options_of(const struct engine_config *c)
                                   .no_calibration = c->no_calibration};
 }
 
+void setup_limits(struct engine_info *i, const struct engine_config *c)
+{
+    i->max_seqs = c->max_seqs > 0 ? c->max_seqs : 64;
+    i->max_batch_tokens = c->max_batch_tokens > 0 ? c->max_batch_tokens : 512;
+    i->max_adapters = c->max_adapters > 0 ? c->max_adapters : 64;
+    i->max_lora_rank = c->max_lora_rank > 0 ? c->max_lora_rank : 256;
+    if (i->max_batch_tokens < i->max_seqs) i->max_batch_tokens = i->max_seqs;
+    int prefill = c->max_prefill_tokens > 0 ? c->max_prefill_tokens : i->max_batch_tokens / 16;
+    if (prefill < 16) prefill = 16;
+    i->max_prefill_tokens = prefill < i->max_batch_tokens ? prefill : i->max_batch_tokens;
+    i->max_queue = c->max_queue > 0 ? c->max_queue : 256;
+}
+
 int setup_open(struct setup *s, const struct engine_config *c, int more_rows, struct err *e)
 {
     *s = (struct setup){0};
@@ -191,15 +208,7 @@ int setup_open(struct setup *s, const struct engine_config *c, int more_rows, st
     int rc = kv_type_parse(c->kv_type, &kv_type, e);
     if (!rc) rc = cpus_parse(&s->cpus, c->cpus, e);
     if (rc) return rc;
-    s->info.max_seqs = c->max_seqs > 0 ? c->max_seqs : 64;
-    s->info.max_batch_tokens = c->max_batch_tokens > 0 ? c->max_batch_tokens : 512;
-    s->info.max_adapters = c->max_adapters > 0 ? c->max_adapters : 64;
-    s->info.max_lora_rank = c->max_lora_rank > 0 ? c->max_lora_rank : 256;
-    if (s->info.max_batch_tokens < s->info.max_seqs) s->info.max_batch_tokens = s->info.max_seqs;
-    int prefill = c->max_prefill_tokens > 0 ? c->max_prefill_tokens : s->info.max_batch_tokens / 16;
-    if (prefill < 16) prefill = 16;
-    s->info.max_prefill_tokens = prefill < s->info.max_batch_tokens ? prefill : s->info.max_batch_tokens;
-    s->info.max_queue = c->max_queue > 0 ? c->max_queue : 256;
+    setup_limits(&s->info, c);
     s->max_rows = s->info.max_seqs + more_rows;
 
     const struct model_options o = options_of(c);

@@ -7,6 +7,8 @@
 #include "engine/model/model.h"
 #include "engine/serve/engine.h"
 
+enum { ENGINE_MORE_ROWS = 48 }; /* rows of logits in an engine's step, for prompt log-probabilities and forced tokens */
+
 struct setup {
     struct model model;
     struct tokenizer *tokenizer;
@@ -22,6 +24,10 @@ struct setup {
 
 /* more_rows: rows of logits in one step beyond one for each of max_seqs. */
 int setup_open(struct setup *, const struct engine_config *, int more_rows, struct err *e);
+/* Sets the limits that do not depend on the model: max_seqs, max_batch_tokens... */
+void setup_limits(struct engine_info *, const struct engine_config *);
+/* KV pages for max_seqs requests of moderate length, at least for one of max_len tokens. */
+size_t setup_usual_pages(const struct engine_info *, int max_len);
 /* Binds the device's threads and the calling thread, which must be the one that uses the model, to the configured
  * cores. */
 int setup_pin(struct setup *, struct err *e);

@@ -37,3 +37,51 @@ void engine_stats_read(const struct engine *g, struct engine_stats *out)
     /* requests still in the inbox count as waiting */
     if (out->waiting < atomic_load(&g->queued)) out->waiting = atomic_load(&g->queued);
 }
+
+static void add_histogram(struct histogram *to, const struct histogram *from)
+{
+    for (int i = 0; i <= HISTOGRAM_BUCKETS; i++) to->counts[i] += from->counts[i];
+    to->sum += from->sum;
+}
+
+void engine_stats_retire(struct engine_stats *to, const struct engine_stats *from)
+{
+    to->steps += from->steps;
+    to->prompt_tokens += from->prompt_tokens;
+    to->generated_tokens += from->generated_tokens;
+    to->preemptions += from->preemptions;
+    to->forced_tokens += from->forced_tokens;
+    to->prefill_tokens += from->prefill_tokens;
+    to->prefill_ns += from->prefill_ns;
+    to->prefix_query_tokens += from->prefix_query_tokens;
+    to->prefix_hit_tokens += from->prefix_hit_tokens;
+    to->train_ns += from->train_ns;
+    to->failed_steps += from->failed_steps;
+    to->decode_tokens += from->decode_tokens;
+    to->proposed_tokens += from->proposed_tokens;
+    to->accepted_tokens += from->accepted_tokens;
+    to->saved_steps += from->saved_steps;
+    to->held_rows += from->held_rows;
+    add_histogram(&to->step_seconds, &from->step_seconds);
+    add_histogram(&to->step_tokens, &from->step_tokens);
+    add_histogram(&to->step_seqs, &from->step_seqs);
+}
+
+void engine_stats_add(struct engine_stats *to, const struct engine_stats *from)
+{
+    engine_stats_retire(to, from);
+    to->waiting += from->waiting;
+    to->running += from->running;
+    to->paused += from->paused;
+    to->pages_total += from->pages_total;
+    to->pages_used += from->pages_used;
+    to->pages_cached += from->pages_cached;
+    to->adapters += from->adapters;
+    to->adapter_bytes += from->adapter_bytes;
+    to->device_used += from->device_used;
+    to->device_lost |= from->device_lost;
+    /* of the step that has taken longest, and of the last one that took any time */
+    if (from->step_started && (!to->step_started || from->step_started < to->step_started))
+        to->step_started = from->step_started;
+    if (from->last_step_ns) to->last_step_ns = from->last_step_ns;
+}

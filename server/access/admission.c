@@ -46,8 +46,10 @@ struct admission_handle {
 struct admission {
     struct admission_needs with;
     enum serving_state state;
-    struct engine *engine; /* NULL before it is open and after it is closed */
-    const struct engine_info *info;
+    const struct engine **engines; /* (n_engines) those that are open */
+    size_t n_engines, cap;
+    int longest;                         /* tokens of a request that any of them took; 0: none was open yet */
+    uint64_t prefill_tokens, prefill_ns; /* of those that were closed */
     struct admission_policy admit;
     struct admission_handle watched; /* head of a ring, the earliest deadline first */
     uv_timer_t timer;                /* runs only while a handle is watched */
@@ -72,9 +74,9 @@ struct admission *admission_open(const struct admission_needs *with)
 
 /* The default (0): the tokens of max_queue requests of moderate length, at least those of two requests of maximum
  * length. */
-static int64_t queue_tokens(const struct settings *set, const struct engine_info *i)
+static int64_t queue_tokens(const struct settings *set, int longest)
 {
-    int64_t usual = (int64_t)set->max_queue * 512, two = 2 * (int64_t)i->max_total_tokens;
+    int64_t usual = (int64_t)set->max_queue * 512, two = 2 * (int64_t)longest;
     return set->max_queue_tokens ? set->max_queue_tokens : usual > two ? usual : two;
 }
 
@@ -82,6 +84,7 @@ static void on_timer_closed(uv_handle_t *h)
 {
     struct admission *a = h->data;
     policy_free(&a->admit);
+    free(a->engines);
     free(a);
 }
 
@@ -95,20 +98,23 @@ void admission_close(struct admission *a)
 
 static void observe(struct admission *a)
 {
-    struct engine_stats s;
-    if (!a->engine) return;
+    struct policy_sample now = {.prefill_tokens = a->prefill_tokens, .prefill_ns = a->prefill_ns};
+    bool crowded = false;
+    if (!a->longest) return;
     bool background = a->with.background;
     a->admit.limits.max_wait = background ? 0 : a->with.set->max_wait; /* a reload may change these */
-    a->admit.limits.max_tokens = background ? INT64_MAX : queue_tokens(a->with.set, a->info);
-    engine_stats_read(a->engine, &s);
-    /* with more than nine tenths of the pages in use, no further sequence can start even if slots are free */
-    bool crowded = s.running > 0 && s.pages_used > s.pages_total / 10 * 9;
-    policy_observe(&a->admit, &(struct policy_sample){
-                                  .running = s.running,
-                                  .slots = crowded ? s.running : a->admit.limits.max_seqs,
-                                  .prefill_tokens = s.prefill_tokens,
-                                  .prefill_ns = s.prefill_ns,
-                              });
+    a->admit.limits.max_tokens = background ? INT64_MAX : queue_tokens(a->with.set, a->longest);
+    for (size_t i = 0; i < a->n_engines; i++) {
+        struct engine_stats s;
+        engine_stats_read(a->engines[i], &s);
+        now.running += s.running;
+        now.prefill_tokens += s.prefill_tokens;
+        now.prefill_ns += s.prefill_ns;
+        /* with more than nine tenths of the pages in use, no further sequence can start even if slots are free */
+        crowded = crowded || (s.running > 0 && s.pages_used > s.pages_total / 10 * 9);
+    }
+    now.slots = crowded ? now.running : a->admit.limits.max_seqs;
+    policy_observe(&a->admit, &now);
 }
 
 void admission_state(struct admission *a, enum serving_state state)
@@ -116,14 +122,28 @@ void admission_state(struct admission *a, enum serving_state state)
     a->state = state;
 }
 
-void admission_engine(struct admission *a, struct engine *engine)
+void admission_engine_opened(struct admission *a, const struct engine *engine)
 {
-    a->engine = engine;
-    a->info = engine ? engine_info(engine) : NULL;
-    if (!engine) return;
-    a->admit.limits.max_seqs = a->info->max_seqs;
-    a->admit.limits.max_prompt = a->info->max_total_tokens;
+    const struct engine_info *i = engine_info(engine);
+    mem_grow(&a->engines, &a->cap, a->n_engines + 1, sizeof *a->engines);
+    a->engines[a->n_engines++] = engine;
+    if (i->max_total_tokens > a->longest) a->longest = i->max_total_tokens;
+    a->admit.limits.max_seqs = i->max_seqs;
+    a->admit.limits.max_prompt = a->longest;
     observe(a);
+}
+
+void admission_engine_closes(struct admission *a, const struct engine *engine)
+{
+    struct engine_stats s;
+    for (size_t i = 0; i < a->n_engines; i++) {
+        if (a->engines[i] != engine) continue;
+        engine_stats_read(engine, &s);
+        a->prefill_tokens += s.prefill_tokens;
+        a->prefill_ns += s.prefill_ns;
+        a->engines[i] = a->engines[--a->n_engines];
+        return;
+    }
 }
 
 /* ---- refusals ---------------------------------------------------------------------------------------------------- */
@@ -530,7 +550,7 @@ void admission_put_metrics(struct admission *a, struct buf *out)
     put_gauge(out, "tandem_queue_clients", "Clients with admitted sequences.", p->n_present);
     put_gauge(out, "tandem_queue_tokens", "Prompt tokens of admitted requests without their first token.",
               (double)p->queued);
-    if (a->info)
+    if (a->longest)
         put_gauge(out, "tandem_queue_tokens_limit", "Limit of tandem_queue_tokens.", (double)p->limits.max_tokens);
     put_gauge(out, "tandem_queue_wait_seconds", "Estimated time to first token of a request that arrives now.",
               policy_estimate_wait(p, 0, clock_now()));

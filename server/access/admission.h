@@ -45,8 +45,9 @@ struct admission_needs {
 /* The state is SERVING_LOADING at first. */
 struct admission *admission_open(const struct admission_needs *);
 void admission_state(struct admission *, enum serving_state);
-/* Takes the limits from the engine, once it is open; NULL before it is closed. */
-void admission_engine(struct admission *, struct engine *);
+/* Takes the limits from an engine, and the load from all that are open; before an engine is closed. */
+void admission_engine_opened(struct admission *, const struct engine *);
+void admission_engine_closes(struct admission *, const struct engine *);
 /* After the last handle was closed.  Frees itself when the loop has closed its timer. */
 void admission_close(struct admission *);
 

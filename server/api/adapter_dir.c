@@ -14,8 +14,8 @@
 
 enum { ROOTS = 2 };
 
-/* Owned by the caller; NULL: there is no such file.  Memory that realpath allocates itself could run out, which would look
- * the same. */
+/* Owned by the caller; NULL: there is no such file.  Memory that realpath allocates itself could run out, which would
+ * look the same. */
 static char *real_path(const char *path)
 {
     char real[PATH_MAX];
@@ -137,15 +137,16 @@ static int by_name(const struct dirent **a, const struct dirent **b)
     return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-static void load_folder(const struct settings *s, const char *root, struct engine *engine)
+static void load_folder(const struct settings *s, const char *root, struct engine *engine, adapter_wanted_fn *wanted,
+                        void *arg)
 {
     struct dirent **v = NULL;
     int n = scandir(root, &v, NULL, by_name);
     for (int i = 0; i < n; i++) {
         char *dir = file_join(root, v[i]->d_name), *config = file_join(dir, "adapter_config.json");
         struct err e = {0};
-        bool wanted = v[i]->d_name[0] != '.' && access(config, F_OK) == 0;
-        bool new = wanted &&engine_adapter_check(engine, v[i]->d_name, &e) != 0;
+        bool here = v[i]->d_name[0] != '.' && access(config, F_OK) == 0;
+        bool new = here && (!wanted || wanted(arg, dir)) && engine_adapter_check(engine, v[i]->d_name, &e) != 0;
         if (new && (adapter_dir_check_name(s, engine, v[i]->d_name, &e) || leads_out(dir, root, &e) ||
                     engine_adapter_load(engine, v[i]->d_name, dir, NULL, &e)))
             log_warn("adapter left out name=%s reason=\"%s\"", v[i]->d_name, e.msg);
@@ -156,14 +157,15 @@ static void load_folder(const struct settings *s, const char *root, struct engin
     free(v);
 }
 
-int adapter_dir_load_all(const struct settings *s, const struct hub *hub, struct engine *engine, struct err *e)
+int adapter_dir_load_all(const struct settings *s, const struct hub *hub, struct engine *engine,
+                         adapter_wanted_fn *wanted, void *arg, struct err *e)
 {
     int rc = s->adapters ? load_named(s, hub, engine, e) : 0;
     char *root[ROOTS];
     find_roots(s, root);
     /* trained adapters first: they take precedence over equal names in --adapter-dir */
     for (int i = ROOTS - 1; i >= 0; i--) {
-        if (!rc && root[i]) load_folder(s, root[i], engine);
+        if (!rc && root[i]) load_folder(s, root[i], engine, wanted, arg);
         free(root[i]);
     }
     return rc;

@@ -19,9 +19,13 @@ int adapter_dir_check_name(const struct settings *, const struct engine *, const
 /* Whether --adapters has an adapter of this name. */
 bool adapter_dir_names(const struct settings *, const char *name);
 
-/* At start.  --adapters may name adapters of the hub.  An error in an adapter named by --adapters is fatal; others that
- * fail to load are logged and skipped.  Of equal names the first wins: --adapters, then the data directory's adapters/,
- * then --adapter-dir. */
-int adapter_dir_load_all(const struct settings *, const struct hub *, struct engine *, struct err *e);
+/* Whether a directory is an adapter of the model that is being loaded. */
+typedef bool adapter_wanted_fn(void *arg, const char *dir);
+
+/* When a model is loaded; wanted NULL: all directories are its own.  --adapters may name adapters of the hub.  An error
+ * in an adapter named by --adapters is fatal; others that fail to load are logged and skipped.  Of equal names the
+ * first wins: --adapters, then the data directory's adapters/, then --adapter-dir. */
+int adapter_dir_load_all(const struct settings *, const struct hub *, struct engine *, adapter_wanted_fn *wanted,
+                         void *arg, struct err *e);
 
 #endif

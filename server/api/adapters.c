@@ -10,10 +10,10 @@
 #include "server/access/keys.h"
 #include "server/api/adapter_dir.h"
 #include "server/api/app.h"
+#include "server/api/model_table.h"
 #include "server/api/models.h"
 #include "server/api/request_body.h"
 #include "server/api/routes.h"
-#include "server/api/served_model.h"
 #include "server/api/store_request.h"
 #include "server/bridge/bridge.h"
 #include "server/config/settings.h"
@@ -31,10 +31,12 @@ enum { LOADS_MAX = 2 }; /* at once: the pool also tokenises */
 
 /* ---- looking ---- */
 
-static void put_adapter(struct buf *out, const struct adapter_info *a)
+static void put_adapter(struct buf *out, const struct served_model *m, const struct adapter_info *a)
 {
     buf_str(out, "{\"name\":");
     json_put_string(out, a->name, strlen(a->name));
+    buf_str(out, ",\"base\":");
+    json_put_string(out, m->id, strlen(m->id));
     buf_printf(out, ",\"version\":%llu,\"r\":%d,\"lora_alpha\":", (unsigned long long)a->version, a->r);
     json_put_number(out, a->alpha);
     buf_printf(out, ",\"use_rslora\":%s,\"bytes\":%zu,\"requests\":%d,\"target_modules\":[",
@@ -48,12 +50,22 @@ static void put_adapter(struct buf *out, const struct adapter_info *a)
     buf_str(out, "]}");
 }
 
-/* all adapters, owned by the caller */
-static struct adapter_info *list(const struct app *app, int *n)
+/* One of a model that is not loaded. */
+static void put_unloaded(struct buf *out, const struct served_model *m, const char *name)
 {
-    int max = app->model->info->max_adapters;
+    buf_str(out, "{\"name\":");
+    json_put_string(out, name, strlen(name));
+    buf_str(out, ",\"base\":");
+    json_put_string(out, m->id, strlen(m->id));
+    buf_str(out, ",\"loaded\":false}");
+}
+
+/* all adapters of a loaded model, owned by the caller */
+static struct adapter_info *list(const struct served_model *m, int *n)
+{
+    int max = m->info->max_adapters;
     struct adapter_info *v = mem_array((size_t)max, sizeof *v);
-    *n = engine_adapters_list(app->model->engine, v, max);
+    *n = engine_adapters_list(m->engine, v, max);
     return v;
 }
 
@@ -68,24 +80,53 @@ static void reply_json(struct http_req *req, int status, struct buf *out)
     buf_free(out);
 }
 
+/* @return the bytes of the adapters of a model, which it appends. */
+static size_t put_all(struct buf *out, const struct served_model *m, bool *first)
+{
+    int n = 0;
+    size_t bytes = 0;
+    struct adapter_info *v = m->engine ? list(m, &n) : NULL;
+    for (int i = 0; i < n; i++) {
+        if (!*first) buf_char(out, ',');
+        *first = false;
+        put_adapter(out, m, &v[i]);
+        bytes += v[i].bytes;
+    }
+    free(v);
+    for (size_t i = 0; i < m->n_adapters && !m->engine; i++) {
+        if (!*first) buf_char(out, ',');
+        *first = false;
+        put_unloaded(out, m, m->adapters[i].name);
+    }
+    return bytes;
+}
+
 void api_adapters_list(struct http_req *req)
 {
     struct app *app = req->app;
     struct buf out = {0};
-    if (not_ready(app, req)) return;
-    int n;
+    bool first = true;
     size_t bytes = 0;
-    struct adapter_info *v = list(app, &n);
+    if (not_ready(app, req)) return;
     buf_str(&out, "{\"adapters\":[");
-    for (int i = 0; i < n; i++) {
-        if (i) buf_char(&out, ',');
-        put_adapter(&out, &v[i]);
-        bytes += v[i].bytes;
-    }
-    buf_printf(&out, "],\"bytes\":%zu,\"max_adapters\":%d,\"max_lora_rank\":%d}", bytes, app->model->info->max_adapters,
-               app->model->info->max_lora_rank);
-    free(v);
+    for (int i = 0; i < model_table_count(app->models); i++)
+        bytes += put_all(&out, model_table_at(app->models, i), &first);
+    buf_printf(&out, "],\"bytes\":%zu,\"max_adapters\":%d,\"max_lora_rank\":%d}", bytes, app->set->max_adapters,
+               app->set->max_lora_rank);
     reply_json(req, 200, &out);
+}
+
+/* The model that has the adapter; NULL and *e: none has. */
+static struct served_model *model_with(struct app *app, const char *name, struct err *e)
+{
+    bool adapter = false;
+    struct served_model *m = model_table_find(app->models, name, &adapter);
+    if (m && adapter) return m;
+    if (app->model->engine)
+        engine_adapter_check(app->model->engine, name, e);
+    else
+        err_set(e, ERR_NOT_FOUND, "no model has an adapter %.100s", name);
+    return NULL;
 }
 
 void api_adapters_get(struct http_req *req)
@@ -94,15 +135,17 @@ void api_adapters_get(struct http_req *req)
     struct buf out = {0};
     struct err e = {0};
     if (not_ready(app, req)) return;
-    if (engine_adapter_check(app->model->engine, req->param, &e)) {
+    const struct served_model *m = model_with(app, req->param, &e);
+    if (!m) {
         http_reply_error(req, 404, "not_found", "%s", e.msg);
         return;
     }
-    int n;
-    struct adapter_info *v = list(app, &n);
+    int n = 0;
+    struct adapter_info *v = m->engine ? list(m, &n) : NULL;
     for (int i = 0; i < n; i++)
-        if (strcmp(v[i].name, req->param) == 0) put_adapter(&out, &v[i]);
+        if (strcmp(v[i].name, req->param) == 0) put_adapter(&out, m, &v[i]);
     free(v);
+    if (!m->engine) put_unloaded(&out, m, req->param);
     reply_json(req, 200, &out);
 }
 
@@ -174,13 +217,25 @@ static void after_remove(void *arg)
     free(d);
 }
 
+/* @return whether a model had it, and has it no longer. */
+static bool unload(struct app *app, const char *name, struct err *e)
+{
+    struct served_model *m = model_with(app, name, e);
+    if (!m) return false;
+    if (m->state == MODEL_LOADING) /* its thread reads them */
+        return err_set(e, ERR_FULL, "the model of the adapter %.100s is being loaded: try again", name), false;
+    if (m->engine && engine_adapter_unload(m->engine, name, e)) return false;
+    served_adapter_forget(m, name);
+    return true;
+}
+
 /* Unloads the adapter and removes its files; answers either way. */
 static void delete_all(struct http_req *req, const char *name, bool openai)
 {
     struct app *app = req->app;
     struct deletion *d = mem_zalloc(sizeof *d);
     *d = (struct deletion){.app = app, .req = req, .name = mem_strdup(name), .openai = openai};
-    d->unloaded = engine_adapter_unload(app->model->engine, name, &d->e) == 0;
+    d->unloaded = unload(app, name, &d->e);
     if (d->unloaded) log_info("adapter unloaded name=%s", name);
     req->user = d;
     req->on_close = on_deletion_close;
@@ -192,13 +247,13 @@ void api_models_delete(struct http_req *req)
 {
     struct app *app = req->app;
     const char *name = req->path + strlen("/v1/models/");
-    struct model_choice m;
-    struct err e = {0};
+    bool adapter = false;
     if (not_ready(app, req)) return;
-    if (*name && models_find(app, app->model, name, &m, &e) && !m.adapter && strcmp(m.name, name) == 0)
+    const struct served_model *m = *name ? model_table_find(app->models, name, &adapter) : NULL;
+    if (m && !adapter && (strcmp(m->name, name) == 0 || models_is_served(app->set, name)))
         store_request_reply_error(
             req, true, 400, "invalid_request",
-            "The model `%.100s` is the one this server was started with: only fine-tuned models can be deleted", name);
+            "The model `%.100s` is one that this server was started with: only fine-tuned models can be deleted", name);
     else
         delete_all(req, name, true);
 }
@@ -216,14 +271,15 @@ void api_adapters_delete(struct http_req *req)
     }
     if (strcmp(files, "true") == 0) {
         delete_all(req, req->param, false);
-    } else if (engine_adapter_unload(app->model->engine, req->param, &e) == 0) {
+    } else if (unload(app, req->param, &e)) {
         log_info("adapter unloaded name=%s", req->param);
         struct buf out = {0};
         put_deleted(&out, req->param);
         buf_char(&out, '}');
         reply_json(req, 200, &out);
     } else {
-        http_reply_error(req, 404, "not_found", "%s", e.msg);
+        http_reply_error(req, e.code == ERR_FULL ? 409 : 404, e.code == ERR_FULL ? "conflict" : "not_found", "%s",
+                         e.msg);
     }
 }
 
@@ -234,7 +290,8 @@ struct loading {
     struct http_req *req;          /* NULL once the client disconnected; loading continues */
     bool vllm, may_download, busy; /* busy: another download runs */
     bool of_hub;                   /* the error is the hub's */
-    char *name, *path;             /* owned */
+    struct served_model *served;   /* its base; used while it lasts */
+    char *name, *path, *dir;       /* owned; dir: where it was found */
     uint64_t version;
     struct err e;
 };
@@ -278,14 +335,13 @@ static char *find_on_hub(struct loading *l)
 static void work_load(void *arg)
 {
     struct loading *l = arg;
-    if (adapter_dir_check_name(l->app->set, l->app->model->engine, l->name, &l->e)) return;
     char *dir = adapter_dir_find(l->app->set, l->path, &l->e);
     if (!dir && l->e.code == ERR_NOT_FOUND && l->may_download) {
         dir = find_on_hub(l);
         if (dir) l->e.code = 0;
     }
-    if (dir) engine_adapter_load(l->app->model->engine, l->name, dir, &l->version, &l->e);
-    free(dir);
+    if (dir) engine_adapter_load(l->served->engine, l->name, dir, &l->version, &l->e);
+    l->dir = dir;
 }
 
 /* vLLM's errors are OpenAI's */
@@ -342,6 +398,8 @@ static void after_load(void *arg)
 {
     struct loading *l = arg;
     l->app->adapter_loads--;
+    if (!l->e.code && l->dir) served_adapter_keep(l->served, l->name, l->dir);
+    model_release(l->app->models, l->served);
     if (l->e.code) log_warn("adapter not loaded name=%.100s reason=\"%s\"", l->name, l->e.msg);
     if (l->req) {
         l->req->on_close = NULL;
@@ -355,6 +413,7 @@ static void after_load(void *arg)
     }
     free(l->name);
     free(l->path);
+    free(l->dir);
     free(l);
 }
 
@@ -363,6 +422,8 @@ static void begin_load(struct http_req *req, bool vllm, const char *name, const 
     struct app *app = req->app;
     struct loading *l = mem_zalloc(sizeof *l);
     *l = (struct loading){.app = app, .req = req, .vllm = vllm, .name = mem_strdup(name), .path = mem_strdup(path)};
+    l->served = served_model_of(req);
+    model_use_again(l->served);
     l->may_download = !req->key || req->key->role == KEY_ADMIN; /* disk and network are the operators' */
     req->user = l;
     req->on_close = on_close;
@@ -381,11 +442,11 @@ static bool read_body(struct http_req *req, bool vllm, const char *name_key, con
         return false;
     }
     struct json_at top = {.obj = *tree, .path = "", .e = &e};
-    const char *missing = NULL, *known[] = {name_key, path_key};
+    const char *missing = NULL, *known[] = {name_key, path_key, "base"};
     if (!cJSON_IsObject(*tree))
         err_set(&e, ERR_INVALID, "expected a JSON object with the field `%s`", name_key);
     else if (!vllm) /* vLLM's clients send fields that tandem does not use */
-        json_only(&top, known, path_key ? 2 : 1);
+        json_only(&top, known, path_key ? 3 : 1);
     if (!e.code && !json_get_string(&top, name_key, name))
         missing = name_key;
     else if (!e.code && path_key && !json_get_string(&top, path_key, path))
@@ -393,6 +454,24 @@ static bool read_body(struct http_req *req, bool vllm, const char *name_key, con
     if (missing && !e.code) err_set(&e, ERR_INVALID, "%s: the field is missing", missing);
     if (!e.code) return true;
     reply_failed(req, vllm, vllm ? 400 : 422, "validation", e.msg);
+    return false;
+}
+
+/* @return false when the name is a model's, or of another model's adapter: refused. */
+static bool check_name(struct http_req *req, bool vllm, const char *name)
+{
+    struct app *app = req->app;
+    struct err e = {0};
+    bool adapter = false;
+    const struct served_model *m = model_table_find(app->models, name, &adapter);
+    if (models_is_taken(app, name))
+        err_set(&e, ERR_INVALID, "%.100s is the name of the model itself: an adapter needs another", name);
+    else if (m && adapter && m != served_model_of(req))
+        err_set(&e, ERR_INVALID, "%.100s is an adapter of the model %.100s: delete it there, or choose another name",
+                name, m->name);
+    if (!e.code) return true;
+    log_warn("adapter not loaded name=%.100s reason=\"%s\"", name, e.msg);
+    reply_failed(req, vllm, 422, "validation", e.msg);
     return false;
 }
 
@@ -406,7 +485,8 @@ static void load(struct http_req *req, bool vllm)
         reply_busy(req, vllm, "other adapters are being loaded");
         return;
     }
-    if (read_body(req, vllm, vllm ? "lora_name" : "name", vllm ? "lora_path" : "path", &name, &path, &tree))
+    if (read_body(req, vllm, vllm ? "lora_name" : "name", vllm ? "lora_path" : "path", &name, &path, &tree) &&
+        check_name(req, vllm, name))
         begin_load(req, vllm, name, path);
     json_free(tree);
 }
@@ -430,7 +510,7 @@ void api_lora_unload(struct http_req *req)
     if (not_ready(app, req)) return;
     if (read_body(req, true, "lora_name", NULL, &name, &none, &tree)) {
         struct buf out = {0};
-        if (engine_adapter_unload(app->model->engine, name, &e)) {
+        if (!unload(app, name, &e)) {
             reply_failed(req, true, 404, NULL, e.msg);
         } else {
             log_info("adapter unloaded name=%s", name);
@@ -442,7 +522,18 @@ void api_lora_unload(struct http_req *req)
     json_free(tree);
 }
 
-int adapters_publish_dir(struct app *app, const char *name, const char *dir, struct err *e)
+int adapters_publish_dir(const struct served_model *m, const char *name, const char *dir, struct err *e)
 {
-    return engine_adapter_load(app->model->engine, name, dir, NULL, e);
+    return engine_adapter_load(m->engine, name, dir, NULL, e);
+}
+
+void adapters_supersede(struct app *app, const struct served_model *by, const char *name)
+{
+    struct err none = {0};
+    for (int i = 0; i < model_table_count(app->models); i++) {
+        struct served_model *m = model_table_at(app->models, i);
+        if (m == by || m->state == MODEL_LOADING) continue;
+        if (m->engine) engine_adapter_unload(m->engine, name, &none);
+        served_adapter_forget(m, name);
+    }
 }

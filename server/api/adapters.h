@@ -5,8 +5,12 @@
 #include "engine/base/err.h"
 
 struct app;
+struct served_model;
 
 /* Serves the adapter in dir under its name, from the next request on.  Pool thread; waits for the engine. */
-int adapters_publish_dir(struct app *, const char *name, const char *dir, struct err *);
+int adapters_publish_dir(const struct served_model *, const char *name, const char *dir, struct err *);
+
+/* The adapter was published for this model: others that have one of its name forget theirs.  Loop thread. */
+void adapters_supersede(struct app *, const struct served_model *, const char *name);
 
 #endif

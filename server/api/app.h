@@ -13,10 +13,12 @@
 
 struct batches;
 struct bridge;
+struct device_turn;
 struct device_watch;
 struct evaluations;
 struct http_server;
 struct jobs;
+struct model_table;
 struct served_model;
 struct settings;
 struct sse_hub;
@@ -28,6 +30,8 @@ struct app {
     const struct settings *set;
     enum serving_state state;
     struct served_model *model; /* the default one */
+    struct model_table *models; /* NULL: there is only that one, as in tandem batch */
+    struct device_turn *turn;   /* of the engines; NULL: there is only one */
     struct admission *admission;
     struct admission *background; /* of local exchanges (net/local.h): a queue of its own, behind all others */
     struct bridge *bridge;

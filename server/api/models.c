@@ -5,6 +5,7 @@
 #include "engine/serve/engine.h"
 #include "server/access/admission.h"
 #include "server/api/app.h"
+#include "server/api/model_table.h"
 #include "server/api/routes.h"
 #include "server/api/served_model.h"
 #include "server/api/store_request.h"
@@ -34,6 +35,16 @@ static bool is_listed(const char *list, const char *name)
     return false;
 }
 
+bool models_is_served(const struct settings *set, const char *name)
+{
+    return is_listed(set->served_model_name, name);
+}
+
+bool models_is_any(const struct settings *set, const char *name)
+{
+    return set->accept_any_model || strcmp(name, "tgi") == 0 || strcmp(name, "dummy") == 0;
+}
+
 bool models_is_base(const struct settings *set, const struct engine_info *info, const char *name)
 {
     return *set->served_model_name ? is_listed(set->served_model_name, name) : strcmp(name, info->model_id) == 0;
@@ -47,17 +58,41 @@ static struct adapter_info *adapters_of(const struct served_model *served, int *
     return v;
 }
 
-/* "The model `x` does not exist: this server has `demo`, `pirate`", with as many names as fit. */
-static void say_unknown(const struct served_model *served, const char *name, struct err *e)
+bool models_is_taken(const struct app *app, const char *name)
+{
+    for (int i = 0; i < model_table_count(app->models); i++) {
+        const struct served_model *m = model_table_at(app->models, i);
+        bool own = m->main && *app->set->served_model_name ? is_listed(app->set->served_model_name, name)
+                                                           : strcmp(name, m->id) == 0;
+        if (own) return true;
+    }
+    return false;
+}
+
+/* The names of a model's adapters, as many as fit. */
+static void put_adapters(struct buf *names, const struct served_model *m)
+{
+    int n = 0;
+    struct adapter_info *v = m->engine ? adapters_of(m, &n) : NULL;
+    for (int i = 0; i < n && names->len < 240; i++) buf_printf(names, ", `%s`", v[i].name);
+    for (size_t i = 0; i < m->n_adapters && !m->engine && names->len < 240; i++)
+        buf_printf(names, ", `%s`", m->adapters[i].name);
+    free(v);
+}
+
+void models_say_unknown(const struct app *app, const char *name, struct err *e)
 {
     struct buf names = {0};
-    int n;
-    struct adapter_info *v = adapters_of(served, &n);
-    buf_printf(&names, "`%.100s`", served->name);
-    for (int i = 0; i < n && names.len < 240; i++) buf_printf(&names, ", `%s`", v[i].name);
+    buf_str(&names, "");
+    if (app->models)
+        model_table_put_names(app->models, &names);
+    else
+        buf_printf(&names, "`%.100s`", app->model->name);
+    for (int i = 0; app->models && i < model_table_count(app->models); i++)
+        put_adapters(&names, model_table_at(app->models, i));
+    if (!app->models) put_adapters(&names, app->model);
     err_set(e, ERR_NOT_FOUND, "The model `%.100s` does not exist: this server has %s.", name, names.data);
     buf_free(&names);
-    free(v);
 }
 
 bool models_find(const struct app *app, const struct served_model *served, const char *name, struct model_choice *m,
@@ -74,8 +109,8 @@ bool models_find(const struct app *app, const struct served_model *served, const
         m->name = m->adapter = name;
         return true;
     }
-    if (app->set->accept_any_model || strcmp(name, "tgi") == 0 || strcmp(name, "dummy") == 0) return true;
-    say_unknown(served, name, e);
+    if (models_is_any(app->set, name)) return true;
+    models_say_unknown(app, name, e);
     return false;
 }
 
@@ -90,18 +125,45 @@ static void put_string(struct buf *out, const char *name, const char *value)
         buf_str(out, "null");
 }
 
-/* parent NULL: the base model.  vLLM's tools use root as the model's path. */
-static void put_model(struct buf *out, const struct app *app, const struct served_model *served, const char *name,
-                      const char *parent)
+/* A model, or (adapter not NULL) an adapter of it.  vLLM's tools use root as the model's path. */
+static void put_model(struct buf *out, const struct app *app, const struct served_model *m, const char *name,
+                      bool adapter)
 {
-    buf_str(out, "{\"id\":");
+    const char *where = m->where ? m->where : app->set->model;
+    buf_str(out, out->data[out->len - 1] == '[' ? "{\"id\":" : ",{\"id\":");
     json_put_string(out, name, strlen(name));
-    buf_printf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"tandem\"", (long long)served->ready_time);
-    put_string(out, "root", parent ? name : app->set->model);
-    put_string(out, "parent", parent);
-    const struct embedder *m = served->info->embedder;
-    put_string(out, "kind", m->classifies ? "classify" : m->encoder ? "embed" : "generate");
-    buf_printf(out, ",\"max_model_len\":%d,\"permission\":[]}", served->info->max_total_tokens);
+    buf_printf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"tandem\"", (long long)m->ready_time);
+    put_string(out, "root", adapter ? name : where);
+    put_string(out, "parent", adapter ? m->name : NULL);
+    put_string(out, "kind", m->kind);
+    put_string(out, "state", model_state_names[m->state]);
+    if (m->state == MODEL_FAILED) put_string(out, "error", m->failure.msg);
+    buf_str(out, ",\"max_model_len\":");
+    if (m->max_total_tokens)
+        buf_printf(out, "%d", m->max_total_tokens);
+    else
+        buf_str(out, "null");
+    buf_str(out, ",\"permission\":[]}");
+}
+
+/* Under all its names, and its adapters. */
+static void put_models(struct buf *out, const struct app *app, const struct served_model *m)
+{
+    if (!m->name) return;
+    put_model(out, app, m, m->name, false);
+    for (const char *at = app->set->served_model_name + strcspn(app->set->served_model_name, ",");
+         *at && m == app->model;) {
+        size_t len = strcspn(++at, ",");
+        char *name = mem_strndup(at, len);
+        if (len) put_model(out, app, m, name, false);
+        free(name);
+        at += len;
+    }
+    int n = 0;
+    struct adapter_info *v = m->engine ? adapters_of(m, &n) : NULL;
+    for (int i = 0; i < n; i++) put_model(out, app, m, v[i].name, true);
+    free(v);
+    for (size_t i = 0; i < m->n_adapters && !m->engine; i++) put_model(out, app, m, m->adapters[i].name, true);
 }
 
 static void reply(struct http_req *req, struct buf *out)
@@ -113,27 +175,11 @@ static void reply(struct http_req *req, struct buf *out)
 void api_models_list(struct http_req *req)
 {
     struct app *app = req->app;
-    const struct served_model *served = app->model;
     struct buf out = {0};
-    int n;
     if (admission_refuses(req, NULL)) return;
-    struct adapter_info *v = adapters_of(served, &n);
     buf_str(&out, "{\"object\":\"list\",\"data\":[");
-    put_model(&out, app, served, served->name, NULL);
-    for (const char *at = app->set->served_model_name + strcspn(app->set->served_model_name, ","); *at;) {
-        size_t len = strcspn(++at, ",");
-        char *name = mem_strndup(at, len);
-        if (len) buf_char(&out, ',');
-        if (len) put_model(&out, app, served, name, NULL);
-        free(name);
-        at += len;
-    }
-    for (int i = 0; i < n; i++) {
-        buf_char(&out, ',');
-        put_model(&out, app, served, v[i].name, served->name);
-    }
+    for (int i = 0; i < model_table_count(app->models); i++) put_models(&out, app, model_table_at(app->models, i));
     buf_str(&out, "]}");
-    free(v);
     reply(req, &out);
 }
 
@@ -141,18 +187,21 @@ void api_models_list(struct http_req *req)
 void api_models_get(struct http_req *req)
 {
     struct app *app = req->app;
-    const struct served_model *served = app->model;
     const char *name = req->path + strlen("/v1/models/");
-    struct model_choice m;
     struct buf out = {0};
     struct err e = {0};
+    bool adapter = false;
     if (admission_refuses(req, NULL)) return;
-    if (*name && (models_find(app, served, name, &m, &e)) && strcmp(m.name, name) == 0) {
-        put_model(&out, app, served, name, m.adapter ? served->name : NULL);
-        reply(req, &out);
+    const struct served_model *m = *name ? model_table_find(app->models, name, &adapter) : NULL;
+    bool own = m && (adapter || strcmp(m->name, name) == 0 || models_is_served(app->set, name));
+    if (own) { /* not a name that only --accept-any-model would accept */
+        buf_char(&out, '[');
+        put_model(&out, app, m, name, adapter);
+        http_reply(req, 200, "application/json", out.data + 1, out.len - 1);
+        buf_free(&out);
         return;
     }
-    say_unknown(served, name, &e); /* also a name that only --accept-any-model would accept */
+    models_say_unknown(app, name, &e);
     store_request_put_error(&out, true, 404, "model_not_found", "model", e.msg);
     http_reply(req, 404, "application/json", out.data, out.len);
     buf_free(&out);

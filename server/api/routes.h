@@ -15,6 +15,8 @@ void api_chat_completions(struct http_req *);
 void api_responses(struct http_req *);      /* POST /v1/responses */
 void api_messages(struct http_req *);       /* POST /v1/messages */
 void api_messages_count(struct http_req *); /* POST /v1/messages/count_tokens */
+void api_models_load(struct http_req *);
+void api_models_unload(struct http_req *);
 void api_models_list(struct http_req *);
 void api_models_get(struct http_req *);
 void api_models_delete(struct http_req *); /* adapters.c */

@@ -3,6 +3,7 @@
 
 #include "engine/base/mem.h"
 #include "server/access/keys.h"
+#include "server/api/model_table.h"
 #include "server/json/json.h"
 #include "server/metrics/metrics.h"
 #include "server/net/http.h"
@@ -16,6 +17,7 @@
 void store_request_free(struct store_request *c)
 {
     c->app->call_bytes -= c->body_len;
+    if (c->pinned) model_release(c->app->models, c->served);
     free(c->param);
     free(c->query);
     http_body_free(&c->taken);
@@ -158,6 +160,8 @@ struct store_request *store_request_new(struct http_req *req, bool openai, store
     *c = (struct store_request){
         .work = {.run = on_run, .settle = on_settle, .done = on_done},
         .app = req->app,
+        .served = served_model_of(req),
+        .pinned = req->model != NULL,
         .req = req,
         .openai = openai,
         .may_download = !req->key || req->key->role == KEY_ADMIN,
@@ -169,6 +173,11 @@ struct store_request *store_request_new(struct http_req *req, bool openai, store
         .status = 200,
         .type = "application/json",
     };
+    if (c->pinned) {
+        model_use_again(c->served);
+        c->info = c->served->info;
+        c->engine = c->served->engine;
+    }
     req->user = c;
     req->on_close = on_close;
     return c;

@@ -16,6 +16,10 @@ typedef void store_request_fn(struct store_request *, struct db *); /* store thr
 struct store_request {
     struct store_work work; /* first */
     struct app *app;
+    struct served_model *served;    /* the request's; used while it lasts if `pinned`; the store thread reads its id, */
+    const struct engine_info *info; /* and what is here; NULL: it is not loaded */
+    struct engine *engine;          /* likewise */
+    bool pinned;
     struct http_req *req; /* loop thread; NULL once the client disconnected */
     bool openai;          /* errors and ids in OpenAI's format */
     bool may_download;    /* the client is an operator: disk and network are theirs */

@@ -67,13 +67,15 @@ struct bridge {
     bool separate_caches;
     enum engine_hold hold;
     struct bridge_wait *waits;
-    struct gen gens; /* head of the ring */
-    struct work_queue work;
+    struct gen gens;         /* head of the ring */
+    struct work_queue *work; /* shared by the bridges of a process */
+    bool owns_work;
     int n_gens, n_jobs; /* n_jobs: on the pool and waiting for it */
     void (*on_idle)(void *);
     void *idle_arg;
     void (*on_lost)(void *);
     void *lost_arg;
+    bool closing;
     void (*on_closed)(void *);
     void *closed_arg;
 };
@@ -86,16 +88,44 @@ static void on_notify(void *arg)
     uv_async_send(&b->async); /* coalesces: one wake-up for any number of batches */
 }
 
-struct bridge *bridge_open(uv_loop_t *loop, struct metrics *m)
+static struct bridge *open_with(uv_loop_t *loop, struct metrics *m, struct work_queue *work)
 {
     struct bridge *b = mem_zalloc(sizeof *b);
     b->loop = loop;
     b->metrics = m;
+    b->work = work;
     b->gens.next = b->gens.prev = &b->gens;
-    work_queue_init(&b->work, work_slots());
     CHECK(uv_async_init(loop, &b->async, drain_events) == 0);
     b->async.data = b;
     return b;
+}
+
+struct bridge *bridge_open(uv_loop_t *loop, struct metrics *m)
+{
+    struct bridge *b = open_with(loop, m, mem_zalloc(sizeof *b->work));
+    work_queue_init(b->work, work_slots());
+    b->owns_work = true;
+    return b;
+}
+
+struct bridge *bridge_open_beside(const struct bridge *first)
+{
+    struct bridge *b = open_with(first->loop, first->metrics, first->work);
+    b->max_jobs = first->max_jobs;
+    return b;
+}
+
+struct engine *bridge_release_engine(struct bridge *b)
+{
+    CHECK(bridge_active(b) == 0);
+    struct engine *engine = b->engine;
+    b->engine = NULL;
+    return engine;
+}
+
+void bridge_max_jobs(struct bridge *b, int max_jobs)
+{
+    b->max_jobs = max_jobs;
 }
 
 int bridge_start(struct bridge *b, struct engine *engine, int max_jobs, struct err *e)
@@ -125,15 +155,19 @@ static void on_async_closed(uv_handle_t *h)
     struct bridge *b = h->data;
     void (*done)(void *) = b->on_closed;
     void *arg = b->closed_arg;
-    work_queue_free(&b->work);
+    if (b->owns_work) {
+        work_queue_free(b->work);
+        free(b->work);
+    }
     free(b);
-    done(arg);
+    if (done) done(arg);
 }
 
 /* Not before the last pool job has ended: jobs read the engine's tokenizer. */
 static void close_when_quiet(struct bridge *b)
 {
-    if (!b->on_closed || b->n_jobs) return;
+    if (!b->closing || b->n_jobs) return;
+    b->closing = false;
     engine_close(b->engine); /* joins its thread: no notify after this */
     b->engine = NULL;
     while (b->gens.next != &b->gens) gen_free(b->gens.next); /* NOLINT(clang-analyzer-unix.Malloc): it is taken out */
@@ -143,6 +177,7 @@ static void close_when_quiet(struct bridge *b)
 void bridge_close(struct bridge *b, void (*done)(void *), void *arg)
 {
     b->on_idle = NULL;
+    b->closing = true;
     b->on_closed = done;
     b->closed_arg = arg;
     for (struct gen *g = b->gens.next; g != &b->gens; g = g->next) bridge_cancel(g);
@@ -369,7 +404,7 @@ static void drain_events(uv_async_t *async)
 
 bool bridge_has_room(const struct bridge *b, uint64_t client)
 {
-    return engine_has_room(b->engine) && work_queue_has_room(&b->work, client, b->max_jobs);
+    return (!b->engine || engine_has_room(b->engine)) && work_queue_has_room(b->work, client, b->max_jobs);
 }
 
 uint64_t bridge_oldest_waiting(const struct bridge *b)
@@ -449,7 +484,7 @@ static void after_pool(uv_work_t *w, int status)
     struct pool_job *j = w->data;
     struct bridge *b = j->bridge;
     CHECK(status == 0); /* it is never cancelled */
-    if (j->queued.client) work_queue_end(&b->work, &j->queued, j->ns);
+    if (j->queued.client) work_queue_end(b->work, &j->queued, j->ns);
     start_jobs(b); /* the thread is not idle while the loop is busy with the answer */
     b->n_jobs--;
     j->done(j->arg);
@@ -465,7 +500,7 @@ static void start_job(struct pool_job *j)
 
 static void start_jobs(struct bridge *b)
 {
-    for (struct work_job *w; (w = work_queue_next(&b->work));) start_job((struct pool_job *)w);
+    for (struct work_job *w; (w = work_queue_next(b->work));) start_job((struct pool_job *)w);
 }
 
 void bridge_work(struct bridge *b, uint64_t client, void (*work)(void *), void (*done)(void *), void *arg)
@@ -475,7 +510,7 @@ void bridge_work(struct bridge *b, uint64_t client, void (*work)(void *), void (
     j->work.data = j;
     b->n_jobs++;
     if (client) {
-        work_queue_add(&b->work, client, &j->queued);
+        work_queue_add(b->work, client, &j->queued);
         start_jobs(b);
     } else {
         start_job(j);

@@ -26,6 +26,13 @@ struct admission_handle;
 typedef void gen_fn(void *arg, const struct event *ev, const struct event_batch *batch);
 
 struct bridge *bridge_open(struct uv_loop_s *, struct metrics *);
+/* For a further engine: work on the pool is queued with that of `first`, which must outlive it. */
+struct bridge *bridge_open_beside(const struct bridge *first);
+/* Takes the engine out of a bridge where nothing is in progress, for a thread that closes it.  The bridge is closed
+ * after that: until then the engine may still call it. */
+struct engine *bridge_release_engine(struct bridge *);
+/* Of a bridge without an engine: as bridge_start's. */
+void bridge_max_jobs(struct bridge *, int max_jobs);
 /* Takes ownership of the engine (bridge_close closes it) and starts its thread.  max_jobs: limit of clients' jobs on
  * the thread pool, shared as in work_queue.h. */
 int bridge_start(struct bridge *, struct engine *, int max_jobs, struct err *);
@@ -33,8 +40,8 @@ int bridge_start(struct bridge *, struct engine *, int max_jobs, struct err *);
 void bridge_separate_caches(struct bridge *, bool);
 /* Calls fn(arg) once if the engine loses its device, after the events that report it. */
 void bridge_on_lost(struct bridge *, void (*fn)(void *), void *arg);
-/* Closes the engine; no fn is called from then on.  done(arg) runs on the loop when the handles are closed and the
- * bridge is freed. */
+/* Closes the engine, if it has one; no fn is called from then on.  done(arg), which may be NULL, runs on the loop when
+ * the handles are closed and the bridge is freed. */
 void bridge_close(struct bridge *, void (*done)(void *), void *arg);
 
 /* NULL and *e (ERR_FULL, ERR_INVALID).  req, and the adapter's name in the gen_request, are used for statistics and

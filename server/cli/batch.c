@@ -12,13 +12,13 @@
 #include "server/bridge/bridge.h"
 #include "server/cli/cmd.h"
 #include "server/cli/find_model.h"
-#include "server/cli/serve_model.h"
 #include "server/cli/train_progress.h"
 #include "server/jobs/batch_run.h"
 #include "server/net/http.h"
 
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include <uv.h>
@@ -85,13 +85,16 @@ static void opened(void *arg, const struct batch_progress *p)
 static void on_bridge_closed(void *arg)
 {
     struct offline *o = arg;
-    serve_model_clear(&o->app, o->app.model);
+    served_model_clear(&o->app, o->app.model);
+    free(o->app.model->name);
+    free(o->app.model->id);
     admission_close(o->app.background);
 }
 
 static void on_server_closed(void *arg)
 {
     struct offline *o = arg;
+    admission_engine_closes(o->app.background, o->app.model->engine);
     bridge_close(o->app.bridge, on_bridge_closed, o);
 }
 
@@ -157,7 +160,7 @@ static struct engine *open_engine(struct app *app, struct err *e)
     struct engine *engine = engine_open(&cfg, e);
     if (!engine) return NULL;
     hub_session_open(&c);
-    int rc = adapter_dir_load_all(app->set, &c.hub, engine, e);
+    int rc = adapter_dir_load_all(app->set, &c.hub, engine, NULL, NULL, e);
     hub_session_close(&c, 0, e);
     if (!rc) return engine;
     engine_close(engine);
@@ -195,7 +198,7 @@ static int open_app(struct offline *o, struct engine *engine, struct err *e)
     app->bridge = bridge_open(&o->loop, &app->metrics);
     int rc = bridge_start(app->bridge, engine, app->set->max_queue + app->set->max_seqs, e);
     if (rc) return rc;
-    serve_model_set(app, app->model, app->bridge, engine);
+    served_model_set(app, app->model, app->bridge, engine);
     bridge_on_lost(app->bridge, on_lost, o);
     app->state = SERVING_READY;
     admission_state(app->background, SERVING_READY);

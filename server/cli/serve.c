@@ -12,14 +12,15 @@
 #include "engine/base/clock.h"
 #include "engine/base/crash.h"
 #include "engine/base/log.h"
+#include "engine/base/meminfo.h"
 #include "engine/model/options.h"
+#include "engine/serve/device_turn.h"
 #include "engine/serve/engine.h"
 #include "server/access/admission.h"
 #include "server/access/credentials.h"
-#include "server/api/adapter_dir.h"
 #include "server/api/app.h"
-#include "server/api/served_model.h"
-#include "server/api/tokenizer_info.h"
+#include "server/api/model_dispatch.h"
+#include "server/api/model_table.h"
 #include "server/bridge/bridge.h"
 #include "server/cli/cmd.h"
 #include "server/cli/serve_memory.h"
@@ -60,17 +61,14 @@ enum { GRACE_MS = 1000, STOP_MS = 20000 };
 
 struct server {
     struct app app;
-    struct served_model model; /* app.model */
     struct settings *settings; /* app.set; work_load writes where the model is, before anything reads it */
     uv_loop_t loop;
     uv_signal_t sigterm, sigint, sighup;
     uv_timer_t drain_timer;
     uv_work_t load;
-    struct engine *loaded; /* set by work_load, moved by after_load */
-    struct err load_error;
-    struct hub hub; /* by work_load */
+    struct model_loading first; /* set by work_load, moved by after_load */
+    struct hub hub;             /* by work_load */
     struct hub_printer printer;
-    double template_seconds, adapters_seconds; /* by work_load */
     uint64_t started;
     struct reload reload;
     bool activated; /* the listening socket comes from the service manager */
@@ -103,49 +101,36 @@ static int find_model(struct server *s)
     s->hub.report = report_download;
     s->hub.report_arg = s;
     s->hub.check = model_worth_loading;
-    return cmd_find_model(s->settings, &s->hub, &s->load_error);
+    return cmd_find_model(s->settings, &s->hub, &s->first.e);
 }
 
 static void work_load(uv_work_t *w)
 {
     struct server *s = w->data;
-    uint64_t start = clock_now();
     crash_thread_begin();
-    if (find_model(s)) return;
-    struct engine_config cfg = cmd_engine_config(s->app.set);
-    /* Admission counts waiting and running sequences and admits up to twice its limit, for clients and in the
-     * background, and an evaluation has at most as many, so the engine's own limit is never reached. */
-    cfg.max_queue = 5 * (cfg.max_queue + cfg.max_seqs);
-    cfg.record_steps = true;
     jobs_list_uploads(s->app.jobs);
-    if (chat_open(&s->app.model->chat, s->app.set, &s->load_error)) return;
-    s->template_seconds = seconds_since(start);
-    s->loaded = engine_open(&cfg, &s->load_error);
-    start = clock_now();
-    if (s->loaded && adapter_dir_load_all(s->app.set, &s->hub, s->loaded, &s->load_error)) {
-        engine_close(s->loaded);
-        s->loaded = NULL;
-    }
-    if (s->loaded) tokenizer_info_load(s->app.set, s->app.model, s->loaded);
-    s->adapters_seconds = seconds_since(start);
+    if (find_model(s) == 0) serve_model_load_first(&s->app, &s->first, &s->hub);
 }
 
 static void note_startup(struct server *s)
 {
     struct metrics *m = &s->app.metrics;
     const struct engine_info *i = s->app.model->info;
-    metrics_startup(m, STARTUP_TEMPLATE, s->template_seconds);
+    metrics_startup(m, STARTUP_TEMPLATE, s->first.template_seconds);
     metrics_startup(m, STARTUP_WEIGHTS, i->weights_seconds);
     metrics_startup(m, STARTUP_TOKENIZER, i->tokenizer_seconds);
     metrics_startup(m, STARTUP_MEMORY, i->memory_seconds);
-    metrics_startup(m, STARTUP_ADAPTERS, s->adapters_seconds);
+    metrics_startup(m, STARTUP_ADAPTERS, s->first.adapters_seconds);
     metrics_startup(m, STARTUP_READY, seconds_since(s->started));
 }
 
 static void set_state(struct server *s, enum serving_state state)
 {
     s->app.state = state;
-    if (state == SERVING_DRAINING) atomic_store(&s->app.stopping, true);
+    if (state == SERVING_DRAINING) {
+        atomic_store(&s->app.stopping, true);
+        model_table_drain(s->app.models);
+    }
     admission_state(s->app.admission, state);
     admission_state(s->app.background, state);
 }
@@ -153,65 +138,91 @@ static void set_state(struct server *s, enum serving_state state)
 /* Sets the memory budget of requests; before the model is loaded, without its size. */
 static void set_request_memory(const struct app *app)
 {
-    const struct engine_info *i = app->model->info;
+    const struct engine_info *i = app->model ? app->model->info : NULL;
     size_t model = i && !i->device_budget ? i->weight_bytes + i->kv_bytes : 0, asked = app->set->request_memory;
+    if (app->models) { /* what all that are loaded may take */
+        struct model_totals t;
+        model_table_totals(app->models, &t);
+        if (t.budget > model && (!i || !i->device_budget)) model = t.budget;
+    }
     reservation_budget(asked ? asked : process_request_memory(model));
 }
 
-/* Sets the state that requests read, once the model is loaded. */
+static void watch_engine(struct app *app, const struct engine *engine, bool opened)
+{
+    if (opened)
+        watchdog_engine_opened(app->watchdog, engine);
+    else
+        watchdog_engine_closes(app->watchdog, engine);
+}
+
+/* The default model is loaded, or is to be loaded by the first request. */
 static void set_ready(struct server *s)
 {
     struct app *app = &s->app;
-    serve_model_set(app, app->model, app->bridge, s->loaded);
     set_request_memory(app);
     set_state(s, SERVING_READY);
-    watchdog_engine(app->watchdog, app->model->engine);
     watchdog_ready(app->watchdog);
     http_server_accept(app->http);
     crash_modules();
-    note_startup(s);
+    if (app->model->info) note_startup(s);
+    jobs_ready(s->app.jobs);
+    batches_ready(s->app.batches);
+    evaluations_ready(s->app.evaluations);
+}
+
+static void announce(struct server *s)
+{
+    const struct app *app = &s->app;
+    const char *name = app->model->info ? app->model->info->model_id : app->model->name;
+    char url[SERVE_URL];
+    serve_url(url, app->set, s->host, http_server_port(app->http));
+    sd_notify_status("serving %s on %s", name, url);
+    sd_notify_ready();
+    if (log_get_format() == LOG_JSON) {
+        serve_report_log(app, url);
+        return;
+    }
+    serve_report_print(app, s->started);
+    fprintf(stderr,
+            "console    %s/\n"
+            "try        curl -N %s%s/generate -d "
+            "'{\"inputs\":\"Once upon a time\",\"parameters\":{\"max_new_tokens\":60},\"stream\":true}'\n",
+            url, app->credentials.keys ? "-H \"Authorization: Bearer $KEY\" " : "", url);
+    log_info("ready model=%s url=%s", name, url);
 }
 
 static void after_load(uv_work_t *w, int status)
 {
     struct server *s = w->data;
-    struct err *e = &s->load_error;
+    struct err *e = &s->first.e;
     (void)status;
     hub_close(&s->hub);
-    if (!s->loaded) {
+    if (!s->first.engine || model_table_adopt(s->app.models, &s->first, e)) {
         log_error("the model could not be loaded: %s", e->msg);
+        engine_close(s->first.engine);
+        served_model_drop(s->app.model);
         s->status = 1;
         stop_now(s);
         return;
     }
-    if (bridge_start(s->app.bridge, s->loaded, s->app.set->max_queue + s->app.set->max_seqs,
-                     e)) { /* the bridge closes the engine in either case */
-        log_error("the engine did not start: %s", e->msg);
-        s->status = 1;
-        stop_now(s);
-        return;
-    }
-    bridge_separate_caches(s->app.bridge, s->app.set->cache_per_key);
-    bridge_on_lost(s->app.bridge, on_device_lost, s);
     set_ready(s);
-    jobs_ready(s->app.jobs);
-    batches_ready(s->app.batches);
-    evaluations_ready(s->app.evaluations);
-    char url[SERVE_URL];
-    serve_url(url, s->app.set, s->host, http_server_port(s->app.http));
-    sd_notify_status("serving %s on %s", s->app.model->info->model_id, url);
-    sd_notify_ready();
-    if (log_get_format() == LOG_JSON) {
-        serve_report_log(&s->app, url);
-        return;
-    }
-    serve_report_print(&s->app, s->started);
-    fprintf(stderr,
-            "console    %s/\n"
-            "try        curl -N %s%s/generate -d "
-            "'{\"inputs\":\"Once upon a time\",\"parameters\":{\"max_new_tokens\":60},\"stream\":true}'\n",
-            url, s->app.credentials.keys ? "-H \"Authorization: Bearer $KEY\" " : "", url);
-    log_info("ready model=%s url=%s", s->app.model->info->model_id, url);
+    announce(s);
+}
+
+/* Nothing is loaded at the start: --models or --models-dir without --model. */
+static void work_nothing(uv_work_t *w)
+{
+    struct server *s = w->data;
+    jobs_list_uploads(s->app.jobs);
+}
+
+static void after_nothing(uv_work_t *w, int status)
+{
+    struct server *s = w->data;
+    (void)status;
+    set_ready(s);
+    announce(s);
 }
 
 /* ---- stopping -------------------------------------------------------------------------------------------------- */
@@ -220,13 +231,19 @@ static void on_bridge_closed(void *arg)
 {
     struct server *s = arg;
     alarm(0);
-    serve_model_clear(&s->app, s->app.model);
     admission_close(s->app.admission);
     admission_close(s->app.background);
     device_watch_close(s->app.device_watch);
+    device_turn_free(s->app.turn);
     watchdog_close(s->app.watchdog);
     uv_timer_stop(&s->drain_timer);
     uv_close((uv_handle_t *)&s->drain_timer, NULL); /* nothing is left in the loop: uv_run returns */
+}
+
+static void on_models_closed(void *arg)
+{
+    struct server *s = arg;
+    bridge_close(s->app.bridge, on_bridge_closed, s);
 }
 
 static void on_store_closed(void *arg)
@@ -236,9 +253,8 @@ static void on_store_closed(void *arg)
         fflush(NULL);
         _exit(s->status);
     }
-    watchdog_engine(s->app.watchdog, NULL);
-    /* pool jobs read the engine: the bridge waits for them before it closes the engine */
-    bridge_close(s->app.bridge, on_bridge_closed, s);
+    /* pool jobs read the engines: an engine is closed when its bridge has none left */
+    model_table_close(s->app.models, on_models_closed, s);
 }
 
 static void on_jobs_stopped(void *arg)
@@ -307,6 +323,36 @@ static void on_generations_done(void *arg)
     if (!s->closing) http_server_drain(s->app.http, on_connections_gone, s);
 }
 
+/* The bridge of a model where something is in progress, or that of the daemon; NULL: there is none. */
+static struct bridge *active_bridge(const struct app *app)
+{
+    for (int i = 0; i < model_table_count(app->models); i++) {
+        struct bridge *b = model_table_at(app->models, i)->bridge;
+        if (b && bridge_active(b)) return b;
+    }
+    return bridge_active(app->bridge) ? app->bridge : NULL;
+}
+
+static int count_active(const struct app *app)
+{
+    int n = bridge_active(app->bridge);
+    for (int i = 0; i < model_table_count(app->models); i++) {
+        const struct bridge *b = model_table_at(app->models, i)->bridge;
+        if (b) n += bridge_active(b);
+    }
+    return n;
+}
+
+static void wait_for_generations(void *arg)
+{
+    struct server *s = arg;
+    struct bridge *b = active_bridge(&s->app);
+    if (b)
+        bridge_on_idle(b, wait_for_generations, s);
+    else
+        on_generations_done(s);
+}
+
 static void on_grace_end(uv_timer_t *t)
 {
     stop_now(t->data);
@@ -316,9 +362,12 @@ static void on_grace_end(uv_timer_t *t)
 static void on_drain_timeout(uv_timer_t *t)
 {
     struct server *s = t->data;
-    log_warn("drain timeout: requests cut off=%d", bridge_active(s->app.bridge));
+    log_warn("drain timeout: requests cut off=%d", count_active(&s->app));
     uv_timer_start(&s->drain_timer, on_grace_end, GRACE_MS, 0);
-    bridge_stop_all(s->app.bridge);
+    for (int i = 0; i < model_table_count(s->app.models); i++) {
+        struct bridge *b = model_table_at(s->app.models, i)->bridge;
+        if (b) bridge_stop_all(b);
+    }
 }
 
 static void on_signal(uv_signal_t *h, int signum)
@@ -334,18 +383,16 @@ static void on_signal(uv_signal_t *h, int signum)
         stop_now(s);
         return;
     }
-    log_info("draining: signal=%d active=%d timeout_s=%g", signum, bridge_active(s->app.bridge),
-             s->app.set->drain_timeout);
+    log_info("draining: signal=%d active=%d timeout_s=%g", signum, count_active(&s->app), s->app.set->drain_timeout);
     set_state(s, SERVING_DRAINING);
     sd_notify_stopping(s->app.set->drain_timeout + (GRACE_MS + STOP_MS + 5000) * 1e-3);
-    sd_notify_status("draining: %d requests, for at most %g s", bridge_active(s->app.bridge),
-                     s->app.set->drain_timeout);
+    sd_notify_status("draining: %d requests, for at most %g s", count_active(&s->app), s->app.set->drain_timeout);
     http_server_wind_down(s->app.http, !s->activated);
     jobs_drain(s->app.jobs); /* writes its checkpoint while requests end */
     batches_drain(s->app.batches);
     evaluations_drain(s->app.evaluations);
     uv_timer_start(&s->drain_timer, on_drain_timeout, (uint64_t)(s->app.set->drain_timeout * 1000), 0);
-    bridge_on_idle(s->app.bridge, on_generations_done, s);
+    wait_for_generations(s);
 }
 
 /* The device is lost: the process ends, so that its supervisor starts a new one.  Clients get a moment to read the
@@ -403,6 +450,8 @@ static int open_http(struct server *s, struct err *e)
     c.app = &s->app;
     reload_http_config(set, &c);
     c.admission = s->app.admission;
+    c.dispatch = model_dispatch;
+    c.release_model = model_dispatch_release;
     credentials_config(&s->app.credentials, &c);
     s->app.http = http_server_open(&s->loop, &c, e);
     if (!s->app.http) return e->code;
@@ -434,6 +483,32 @@ static bool pool_has_room(void *arg, uint64_t client)
     return bridge_has_room(app->bridge, client);
 }
 
+static void ignore(void *arg)
+{
+    (void)arg;
+}
+
+/* By default three quarters of the memory that is free now, where there are several models. */
+static void open_models(struct server *s)
+{
+    const struct settings *set = s->app.set;
+    bool several = *set->models || *set->models_dir;
+    size_t memory = set->models_memory ? set->models_memory : several ? memory_available() / 4 * 3 : 0;
+    s->app.models = model_table_open(&(struct model_table_config){
+        .app = &s->app,
+        .memory = memory,
+        .max = set->models_max,
+        .idle = set->model_idle,
+        .longest_wait = set->model_wait,
+        .max_waiting = set->max_queue,
+        .estimate = serve_model_estimate,
+        .load = serve_model_load,
+        .watch = watch_engine,
+        .lost = on_device_lost,
+        .lost_arg = s,
+    });
+}
+
 static int serve(struct server *s)
 {
     struct err e = {0};
@@ -452,17 +527,21 @@ static int serve(struct server *s)
     s->app.admission = admission_open(&needs);
     needs.background = true;
     s->app.background = admission_open(&needs);
-    if (credentials_open(&s->app.credentials, s->app.set, &s->app.metrics, &e) || open_http(s, &e)) {
+    s->app.loop = &s->loop;
+    open_models(s);
+    if (serve_models_add(&s->app, &e) || credentials_open(&s->app.credentials, s->app.set, &s->app.metrics, &e) ||
+        open_http(s, &e)) {
         credentials_close(&s->app.credentials);
         admission_close(s->app.admission);
         admission_close(s->app.background);
+        model_table_close(s->app.models, ignore, NULL);
         uv_run(&s->loop, UV_RUN_DEFAULT);
         uv_loop_close(&s->loop);
         return cmd_fail(&e);
     }
     open_signals(s);
     s->app.bridge = bridge_open(&s->loop, &s->app.metrics);
-    s->app.loop = &s->loop;
+    bridge_max_jobs(s->app.bridge, s->app.set->max_queue + s->app.set->max_seqs);
     s->app.store = store_open(&s->loop, settings_data_dir(s->app.set));
     s->app.jobs = jobs_open(&s->app);
     s->app.batches = batches_open(&s->app);
@@ -478,7 +557,12 @@ static int serve(struct server *s)
     metrics_startup(&s->app.metrics, STARTUP_LISTEN, seconds_since(s->started));
     s->app.device_watch = device_watch_open(s->app.bridge);
     s->load.data = s;
-    uv_queue_work(&s->loop, &s->load, work_load, after_load);
+    s->first.model = s->app.model;
+    if (model_table_count(s->app.models) > 1) s->app.turn = device_turn_new();
+    if (s->app.model->main)
+        uv_queue_work(&s->loop, &s->load, work_load, after_load);
+    else
+        uv_queue_work(&s->loop, &s->load, work_nothing, after_nothing);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     http_server_free(s->app.http);
     credentials_close(&s->app.credentials);
@@ -493,7 +577,6 @@ int cmd_serve(int argc, char **argv)
     if (cmd_settings(&set, CMD_SERVE, argc, argv, usage, about, &status)) {
         static struct server s;
         s.app.set = s.settings = &set;
-        s.app.model = &s.model;
         s.started = clock_now();
         s.reload = (struct reload){.app = &s.app, .live = &set, .argc = argc, .argv = argv};
         service_begin(&set);

@@ -1,15 +1,24 @@
-/* The state of a loaded model that requests read, for tandem serve and tandem batch.  Loop thread. */
+/* Opening the models of tandem serve.  On a thread of the pool, or of the model table. */
 #ifndef TANDEM_SERVER_CLI_SERVE_MODEL_H
 #define TANDEM_SERVER_CLI_SERVE_MODEL_H
 
-struct app;
-struct bridge;
-struct engine;
-struct served_model;
+#include "engine/base/err.h"
 
-/* The bridge has started the engine, and the model's chat format is open.  Not the state (serving_state). */
-void serve_model_set(struct app *, struct served_model *, struct bridge *, struct engine *);
-/* Once the bridge has closed the engine. */
-void serve_model_clear(struct app *, struct served_model *);
+struct app;
+struct engine_memory;
+struct hub;
+struct model_loading;
+struct served_model;
+struct settings;
+
+/* Adds the models of --model, --models and --models-dir to the app's table.  Main thread; reads the disk. */
+int serve_models_add(struct app *, struct err *e);
+
+/* model_table_config's. */
+void serve_model_estimate(struct app *, struct served_model *, struct engine_memory *, struct err *e);
+void serve_model_load(struct app *, struct model_loading *);
+
+/* The same for --model at the start, whose directory is known; hub: for its adapters. */
+void serve_model_load_first(struct app *, struct model_loading *, const struct hub *);
 
 #endif

@@ -5,7 +5,7 @@
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
 #include "server/api/app.h"
-#include "server/api/served_model.h"
+#include "server/api/model_table.h"
 #include "server/config/settings.h"
 #include "server/memory/reservation.h"
 
@@ -56,8 +56,29 @@ static void print_memory(const struct app *app, char out[static 240])
                  budget, all, weights, kv, work, rest);
 }
 
+/* Which models there are besides, and what they may take. */
+static void print_models(const struct app *app, char out[static 200])
+{
+    struct model_totals t;
+    char budget[24];
+    model_table_totals(app->models, &t);
+    print_bytes(budget, t.budget);
+    out[0] = 0;
+    int n = model_table_count(app->models);
+    if (n > 1)
+        snprintf(out, 200, "models     %d, of which %d are loaded; all that are loaded may take %s (--models-memory)\n",
+                 n, t.loaded, t.budget ? budget : "any memory");
+}
+
 void serve_report_print(const struct app *app, uint64_t started)
 {
+    char models[200];
+    print_models(app, models);
+    if (!app->model->info) {
+        fprintf(stderr, "%sready      after %.3f s; a model is loaded when a request names it, by default %s\n", models,
+                (double)(clock_now() - started) * 1e-9, app->model->name);
+        return;
+    }
     const struct engine_info *i = app->model->info;
     char weights[24], kv[24], requests[24], adapters[120], memory[240];
     struct reservation_stats held;
@@ -74,12 +95,12 @@ void serve_report_print(const struct app *app, uint64_t started)
             "limits     %d tokens a request, %d requests at once, %d waiting, %d tokens a step\n"
             "requests   %s of memory for bodies, texts and answers (--request-memory)\n"
             "device     %s, %d thread%s%s%s\n"
-            "%s%s"
+            "%s%s%s"
             "ready      after %.3f s (model %.3f s)\n",
             i->model_id, i->family, (double)i->parameters * 1e-6, i->layers, i->vocab, weights, i->weight_type, kv,
             i->kv_type, i->pages, i->page_tokens, (long long)i->pages * i->page_tokens, i->max_total_tokens,
             i->max_seqs, app->set->max_queue, i->max_batch_tokens, requests, i->device, i->threads,
-            i->threads == 1 ? "" : "s", *i->device_note ? "; no GPU: " : "", i->device_note, memory, adapters,
+            i->threads == 1 ? "" : "s", *i->device_note ? "; no GPU: " : "", i->device_note, memory, adapters, models,
             (double)(clock_now() - started) * 1e-9, i->load_seconds);
 }
 
@@ -95,6 +116,10 @@ void serve_report_log(const struct app *app, const char *url)
 {
     const struct engine_info *i = app->model->info;
     struct log_line l;
+    if (!i) {
+        log_info("ready url=%s models=%d model=%s", url, model_table_count(app->models), app->model->name);
+        return;
+    }
     struct reservation_stats held;
     reservation_stats(&held);
     log_begin(&l, LOG_INFO, "ready");

@@ -45,6 +45,11 @@ struct settings {
     bool verify_weights;
     size_t gpu_memory_bytes;
     double gpu_memory_fraction;
+    /* several models */
+    char *models, *models_dir;
+    size_t models_memory;
+    int models_max;
+    double model_idle, model_wait; /* seconds */
     /* batching and memory */
     size_t kv_cache_bytes;
     int max_seqs, max_batch_tokens, max_prefill_tokens, max_queue, max_queue_tokens, max_total_tokens;

@@ -47,6 +47,20 @@ static const struct setting_option table[] = {
     {"verify-weights", "Model", SETTING_BOOL, AT(verify_weights), "false", 0, 0, NULL, COMPUTED | CMD_QUANTIZE, false,
      NULL, "first compare every byte of the weights with the checksums that tandem quantize wrote"},
 
+    {"models", "Several models", SETTING_STRING, AT(models), "", 0, 0, NULL, CMD_SERVE, false, "NAME=DIR,...",
+     "more models, loaded when a request names them: directories, GGUF files, or ORG/NAME on the hub"},
+    {"models-dir", "Several models", SETTING_STRING, AT(models_dir), "", 0, 0, NULL, CMD_SERVE, false, "DIR",
+     "every folder with config.json and every *.gguf file in this directory is a model too, under its name"},
+    {"models-memory", "Several models", SETTING_BYTES, AT(models_memory), "0", 0, 1e15, NULL, CMD_SERVE, false, "BYTES",
+     "weights, KV cache and workspace of all loaded models (20G); 0: with --models or --models-dir three quarters of "
+     "the memory that is free at the start, else no limit"},
+    {"models-max", "Several models", SETTING_INT, AT(models_max), "0", 0, 1000, NULL, CMD_SERVE, false, "N",
+     "models that are loaded at once; 0: as many as models-memory has room for"},
+    {"model-idle", "Several models", SETTING_NUMBER, AT(model_idle), "0", 0, 1e7, NULL, CMD_SERVE, false, "SECONDS",
+     "a model that was not used for this long is unloaded; 0: only when another needs its memory"},
+    {"model-wait", "Several models", SETTING_NUMBER, AT(model_wait), "300", 0.1, 1e6, NULL, CMD_SERVE, false, "SECONDS",
+     "how long a request waits for its model to be loaded; beyond it the answer is 503"},
+
     {"kv-cache-bytes", "Batching and memory", SETTING_BYTES, AT(kv_cache_bytes), "0", 0, 1e15, NULL, RUN, false,
      "BYTES",
      "memory for keys and values (512M, 4G); 0 is enough for max-seqs requests of moderate length, "

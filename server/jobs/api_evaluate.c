@@ -41,9 +41,9 @@ static bool check_data(struct store_request *c, struct db *db, const struct data
 static bool check_model(struct store_request *c, const struct evaluation_spec *s)
 {
     struct err e = {0};
-    bool good = engine_check_generates(c->app->model->engine, &e) == 0;
-    for (int i = 0; i < s->n_adapters && good; i++)
-        good = engine_adapter_check(c->app->model->engine, s->adapters[i], &e) == 0;
+    if (!c->engine) return true; /* checked when it runs */
+    bool good = engine_check_generates(c->engine, &e) == 0;
+    for (int i = 0; i < s->n_adapters && good; i++) good = engine_adapter_check(c->engine, s->adapters[i], &e) == 0;
     if (!good) store_request_fail(c, 422, "validation", NULL, "%s", e.msg);
     return good;
 }
@@ -81,8 +81,10 @@ static void create_from(struct store_request *c, struct db *db, const cJSON *tre
         store_request_fail(c, 422, "validation", NULL, "Input validation error: %s", e.msg);
     else if (db_number(db, 0, "SELECT count(*) FROM evaluations WHERE status = 'queued'", "") >= QUEUE_MAX)
         store_request_fail(c, 429, "overloaded", NULL, "%d evaluations are queued already", QUEUE_MAX);
-    else if (check_model(c, &spec) && check_data(c, db, &spec.data))
+    else if (check_model(c, &spec) && check_data(c, db, &spec.data)) {
+        spec.model = c->served->id;
         insert(c, db, &spec);
+    }
     evaluation_spec_free(&spec);
 }
 

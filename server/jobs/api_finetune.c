@@ -98,7 +98,7 @@ static void put_job(const struct db *db, struct buf *b, sqlite3_stmt *q, const s
         buf_str(b, "null");
     else
         buf_printf(b, "%lld", (long long)db_int(q, F_FINISHED) / 1000);
-    put_text(b, "model", db_null(q, F_MODEL) ? app->model->info->model_id : db_text(q, F_MODEL));
+    put_text(b, "model", db_null(q, F_MODEL) ? app->model->id : db_text(q, F_MODEL));
     put_text(b, "fine_tuned_model", succeeded ? db_text(q, F_SERVE_AS) : NULL);
     buf_str(b, ",\"organization_id\":\"tandem\",\"result_files\":[");
     if (!db_null(q, F_RESULT)) json_put_string(b, db_text(q, F_RESULT), strlen(db_text(q, F_RESULT)));
@@ -257,7 +257,7 @@ static cJSON *native_request(const struct asked *a, cJSON *native, const cJSON *
 
 static bool model_known(struct store_request *c, struct db *db, const char *model, bool *from)
 {
-    *from = strcmp(model, c->app->model->info->model_id) != 0;
+    *from = strcmp(model, c->served->id) != 0;
     if (!*from) return true;
     if (data_name_ok(model)) {
         char *dir = data_path(db->dir, "adapters", model), *config = data_path(dir, "adapter_config.json", NULL);
@@ -267,7 +267,7 @@ static bool model_known(struct store_request *c, struct db *db, const char *mode
         if (there) return true;
     }
     store_request_fail(c, 404, "model_not_found", "model", "The model `%.100s` does not exist; this server has %s",
-                       model, c->app->model->info->model_id);
+                       model, c->served->id);
     return false;
 }
 
@@ -318,7 +318,7 @@ static void create_from(struct store_request *c, struct db *db, struct json_at *
 {
     struct asked a = {0};
     struct train_spec spec = {0};
-    struct train_limits lim = train_limits_of(c->app);
+    struct train_limits lim = train_limits_of(c);
     char id[DATA_ID_MAX], name[DATA_NAME_MAX + 1];
     bool from = false;
     uint64_t seed = 0;
@@ -332,7 +332,7 @@ static void create_from(struct store_request *c, struct db *db, struct json_at *
         return;
     }
     data_id(id, "job-");
-    make_name(name, c->app->model->info->model_id, a.suffix, id);
+    make_name(name, c->served->id, a.suffix, id);
     if (!seed)
         for (const char *p = id + 4; *p; p++) seed = (seed * 31 + (uint64_t)(unsigned char)*p) & 0x7fffffff;
     cJSON *request = native_request(&a, native, top->obj, name, from, seed);
@@ -590,7 +590,7 @@ static void checkpoints(struct store_request *c, struct db *db)
 
 static bool loaded(struct http_req *req)
 {
-    return ((struct app *)req->app)->model->info || !train_refuses(req, true);
+    return ((struct app *)req->app)->model->id || !train_refuses(req, true);
 }
 
 void api_finetune_list(struct http_req *req)

@@ -18,6 +18,7 @@
 #include "server/net/http.h"
 #include "server/store/data_dir.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,12 +41,15 @@ bool train_refuses(struct http_req *req, bool openai)
     return true;
 }
 
-struct train_limits train_limits_of(const struct app *app)
+struct train_limits train_limits_of(const struct store_request *c)
 {
-    return (struct train_limits){.model_id = app->model->info->model_id,
-                                 .weight_type = app->model->info->weight_type,
-                                 .max_model_len = app->model->info->max_model_len,
-                                 .max_lora_rank = app->model->info->max_lora_rank};
+    const struct engine_info *i = c->info;
+    if (!i) /* checked when the job begins */
+        return (struct train_limits){.model_id = c->served->id, .max_model_len = INT_MAX, .max_lora_rank = INT_MAX};
+    return (struct train_limits){.model_id = i->model_id,
+                                 .weight_type = i->weight_type,
+                                 .max_model_len = i->max_model_len,
+                                 .max_lora_rank = i->max_lora_rank};
 }
 
 /* ---- creating -------------------------------------------------------------------------------------------------- */
@@ -119,7 +123,7 @@ static bool check_data(struct store_request *c, struct db *db, struct data_spec 
 /* Names are unique: with two jobs of the same name it would be undefined whose result is served. */
 static bool check_names(struct store_request *c, struct db *db, const struct train_spec *s)
 {
-    if (s->serve_as && models_is_base(c->app->set, c->app->model->info, s->serve_as)) {
+    if (s->serve_as && models_is_taken(c->app, s->serve_as)) {
         store_request_fail(c, 422, "validation", "serve_as", "serve_as: %s is the name of the model itself",
                            s->serve_as);
         return false;
@@ -174,7 +178,7 @@ bool train_create(struct store_request *c, struct db *db, const struct train_cre
     else
         data_id(id, "job-");
     if (!s->serve_as) s->serve_as = mem_strdup(id);
-    if (!s->base) s->base = mem_strdup(c->app->model->info->model_id);
+    if (!s->base) s->base = mem_strdup(c->served->id);
     if (c->path) job_data_remove(db->dir, c->path); /* left by an attempt whose transaction failed */
     free(c->path);
     c->path = mem_strdup(id);
@@ -215,7 +219,7 @@ static void create(struct store_request *c, struct db *db)
 {
     struct err e = {0};
     struct train_spec spec = {0};
-    struct train_limits lim = train_limits_of(c->app);
+    struct train_limits lim = train_limits_of(c);
     c->status = 202;
     if (train_replay(c, db)) {
         if (c->status < 400) job_put(db, &c->out, c->job);

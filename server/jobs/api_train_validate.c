@@ -4,7 +4,7 @@
 
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
-#include "server/api/served_model.h"
+#include "server/api/model_table.h"
 #include "server/bridge/bridge.h"
 #include "server/config/settings.h"
 #include "server/jobs/job_data.h"
@@ -24,8 +24,9 @@ enum { AT_ONCE = 2, ROWS = 3, ROWS_MAX = 20 };
 
 struct validation {
     struct app *app;
-    struct http_req *req; /* NULL once closed */
-    atomic_bool gone;     /* the same for the pool thread */
+    struct served_model *served; /* used while the pool works; NULL: not yet */
+    struct http_req *req;        /* NULL once closed */
+    atomic_bool gone;            /* the same for the pool thread */
     struct train_spec spec;
     char id[DATA_ID_MAX]; /* of the inline data, which is stored until the answer */
     char *from;
@@ -53,7 +54,7 @@ static void validation_free(struct validation *v)
 static void check(struct store_request *c, struct db *db)
 {
     struct validation *v = c->user;
-    struct train_limits lim = train_limits_of(c->app);
+    struct train_limits lim = train_limits_of(c);
     struct err e = {0};
     int64_t rows;
     if (!query_int(c->query, "rows", 0, ROWS_MAX, ROWS, &rows, &e)) {
@@ -101,7 +102,7 @@ static int open_data(struct validation *v, bool eval, struct dataset **out)
 {
     const struct data_spec *d = eval ? &v->spec.eval : &v->spec.data;
     const char *dir = settings_data_dir(v->app->set); /* the pool does not access the store */
-    return job_data_open(v->app, v->id, d, eval, &v->spec.p,
+    return job_data_open(v->app, v->served, v->id, d, eval, &v->spec.p,
                          &(struct job_data_hooks){.cancelled = is_gone, .stop = &v->gone, .arg = v}, dir, out,
                          eval ? &v->eval_report : &v->report, &v->e);
 }
@@ -111,7 +112,7 @@ static void put_row(struct validation *v, const struct dataset *data, uint64_t i
     struct dataset_row row = dataset_row(data, i);
     struct dataset_preview p;
     struct buf *b = &v->preview;
-    dataset_preview(&row, engine_tokenizer(v->app->model->engine), &p);
+    dataset_preview(&row, engine_tokenizer(v->served->engine), &p);
     buf_printf(b, "%s{\"tokens\":%d,\"trained_tokens\":%d,\"segments\":[", i ? "," : "", row.n, row.n_trained);
     for (int k = 0; k < p.n; k++) {
         buf_printf(b, "%s{\"trained\":%s,\"tokens\":%d,\"text\":", k ? "," : "", p.v[k].trained ? "true" : "false",
@@ -136,9 +137,9 @@ static void work_validate(void *arg)
                                 .data = data,
                                 .eval = eval,
                                 .from = v->from,
-                                .base_name = v->app->model->info->base_name,
-                                .model_dir = settings_model_dir(v->app->set)};
-        engine_train_plan(v->app->model->engine, &job, &v->plan, &v->plan_error);
+                                .base_name = v->served->info->base_name,
+                                .model_dir = v->served->dir};
+        engine_train_plan(v->served->engine, &job, &v->plan, &v->plan_error);
     }
     if (data) dataset_free(data);
     if (eval) dataset_free(eval);
@@ -198,6 +199,7 @@ static void on_validated(void *arg)
 {
     struct validation *v = arg;
     v->app->validations--;
+    model_release(v->app->models, v->served);
     if (v->req) {
         v->req->on_close = NULL;
         answer(v);
@@ -222,6 +224,8 @@ static void after_check(struct store_request *c)
     }
     c->answered = true;
     v->app = c->app;
+    v->served = c->served;
+    model_use_again(v->served);
     v->req = c->req;
     if (v->req) {
         v->req->user = v;
@@ -229,7 +233,7 @@ static void after_check(struct store_request *c)
     } else {
         atomic_store(&v->gone, true); /* only the inline data remains to be removed */
     }
-    bridge_work(c->app->bridge, 0, work_validate, on_validated, v);
+    bridge_work(v->served->bridge, 0, work_validate, on_validated, v);
 }
 
 static void settle_check(struct store_request *c, struct db *db)

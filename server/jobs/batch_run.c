@@ -288,7 +288,7 @@ static void pump(struct batch_run *r);
 /* @return whether the answer says nothing of the line, which is to be asked again. */
 static bool is_passing(const struct batch_run *r, struct task *t, int status)
 {
-    if (engine_lost(r->app->model->engine) || r->app->state != SERVING_READY) return status >= 500 || status == 0;
+    if (served_models_lost(r->app) || r->app->state != SERVING_READY) return status >= 500 || status == 0;
     if (status == 429 || status == 503) {
         if (!r->n_flying) t->refusals++;
         return r->job.deadline || t->refusals < ATTEMPTS_REFUSED;
@@ -322,6 +322,7 @@ static void start_line(struct batch_run *r, struct task *t)
     struct err e = {0};
     struct local_request request = {.path = to->path,
                                     .handler = to->handler,
+                                    .model = "model",
                                     .admission = r->app->background,
                                     .client = r->client,
                                     .body = &t->body};
@@ -532,7 +533,7 @@ static void after_open(uv_work_t *w, int status)
 /* Lines in flight: those that run, and as many that wait, so that a place that falls free is taken in the next step. */
 static int window_of(const struct app *app)
 {
-    int seqs = app->model->info->max_seqs, queue = app->set->max_queue;
+    int seqs = app->set->max_seqs, queue = app->set->max_queue;
     return seqs + (queue < seqs ? queue : seqs);
 }
 

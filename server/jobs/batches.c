@@ -321,7 +321,7 @@ static void over(void *arg, enum batch_end end, const struct batch_progress *p, 
     c->end = end;
     c->progress = *p;
     c->e = *e;
-    if (end == BATCH_HALTED && engine_lost(c->all->app->model->engine)) {
+    if (end == BATCH_HALTED && served_models_lost(c->all->app)) {
         running_over(c); /* what lost the device may be one of its lines, so it counts as a crash */
         return;
     }

@@ -153,7 +153,7 @@ static int read_rows(struct evaluation_run *r, struct err *e)
     size_t bytes = (size_t)st.st_size < EVALUATION_FILE_BYTES ? (size_t)st.st_size : EVALUATION_FILE_BYTES;
     if (!reserve(&r->held, 4 * bytes, "the rows of an evaluation", e)) return e->code;
     if (evaluation_rows_read(&r->rows, r->path, r->name, (size_t)r->task.spec->limit, e)) return e->code;
-    const struct chat_format *chat = &r->app->model->chat;
+    const struct chat_format *chat = &r->task.served->chat;
     for (size_t i = 0; i < r->rows.n && *chat->reason; i++)
         if (r->rows.v[i].messages) return err_set(e, ERR_INVALID, "messages: %s", chat->reason);
     return reserve_rows(r, e);
@@ -162,15 +162,16 @@ static int read_rows(struct evaluation_run *r, struct err *e)
 static int open_subjects(struct evaluation_run *r, struct err *e)
 {
     struct evaluation_spec *spec = r->task.spec;
-    spec->options.model = settings_model_dir(r->app->set);
-    spec->options.chat = r->app->model->chat.template;
+    if (engine_check_generates(r->task.served->engine, e)) return e->code;
+    spec->options.model = r->task.served->dir;
+    spec->options.chat = r->task.served->chat.template;
     for (int i = 0; i < 1 + spec->n_adapters; i++) {
         struct evaluation_subject *s = &r->subjects[i];
         const char *name = i ? spec->adapters[i - 1] : NULL;
         *s = (struct evaluation_subject){.name = i ? name : "base", .adapter = name, .quantize = "none"};
-        r->versions[i] = name ? adapter_version(r->app->model->engine, name) : 0;
-        if (name && engine_adapter_check(r->app->model->engine, name, e)) return e->code;
-        s->evaluation = evaluation_open(&r->rows, &spec->options, r->app->model->engine, name, e);
+        r->versions[i] = name ? adapter_version(r->task.served->engine, name) : 0;
+        if (name && engine_adapter_check(r->task.served->engine, name, e)) return e->code;
+        s->evaluation = evaluation_open(&r->rows, &spec->options, r->task.served->engine, name, e);
         if (!s->evaluation) return e->code;
         r->n_subjects++;
     }
@@ -245,7 +246,7 @@ static int report(struct evaluation_run *r, struct err *e)
     for (int i = 0; i < r->n_subjects; i++) {
         const char *adapter = r->subjects[i].adapter;
         evaluations[i] = r->subjects[i].evaluation;
-        if (adapter && adapter_version(r->app->model->engine, adapter) != r->versions[i])
+        if (adapter && adapter_version(r->task.served->engine, adapter) != r->versions[i])
             return err_set(e, ERR_INVALID, "the adapter %s was loaded anew, or removed, meanwhile", adapter);
     }
     size_t cells = (size_t)r->n_subjects * (size_t)evaluation_metrics(r->rows.kind, &names);
@@ -254,7 +255,7 @@ static int report(struct evaluation_run *r, struct err *e)
                                           .subjects = r->subjects,
                                           .n_subjects = r->n_subjects,
                                           .scores = scores,
-                                          .model = r->app->model->info->model_id,
+                                          .model = r->task.served->info->model_id,
                                           .resamples = spec->resamples,
                                           .seed = spec->seed};
     int rc = evaluation_compare(evaluations, r->n_subjects, spec->resamples, spec->seed, scores, e);
@@ -305,14 +306,14 @@ static void on_event(void *arg, const struct event *ev, const struct event_batch
     r->n_flying--;
     r->n_answered++;
     r->refused = false;
-    if (ev->finish == FINISH_ERROR && engine_lost(r->app->model->engine)) r->stopped = true;
+    if (ev->finish == FINISH_ERROR && engine_lost(r->task.served->engine)) r->stopped = true;
     pump(r);
 }
 
 static void launch(struct evaluation_run *r, struct flight *f)
 {
     struct err e = {0};
-    f->gen = bridge_submit_own(r->app->bridge, evaluation_part_request(f->part), r->client, on_event, f, &e);
+    f->gen = bridge_submit_own(r->task.served->bridge, evaluation_part_request(f->part), r->client, on_event, f, &e);
     if (!f->gen) {
         r->refused = true;
         if (e.code != ERR_FULL) r->e = e;
@@ -414,7 +415,7 @@ static void on_tick(uv_timer_t *t)
 /* Requests in flight: those that run, and as many that wait, as of a batch. */
 static int window_of(const struct app *app)
 {
-    int seqs = app->model->info->max_seqs, queue = app->set->max_queue;
+    int seqs = app->set->max_seqs, queue = app->set->max_queue;
     return seqs + (queue < seqs ? queue : seqs);
 }
 

@@ -14,6 +14,7 @@
 
 struct app;
 struct evaluation_run;
+struct served_model;
 
 enum evaluation_end {
     EVALUATION_SUCCEEDED,
@@ -30,6 +31,7 @@ struct evaluation_outcome {
 
 struct evaluation_task {
     struct app *app;
+    struct served_model *served;                          /* loaded, and used until `over` */
     struct evaluation_spec *spec;                         /* stays until `over` */
     const char *path, *name;                              /* the rows' file, and what messages call it; copied */
     const char *output;                                   /* where the results of rows are written; copied */

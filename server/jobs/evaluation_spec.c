@@ -163,15 +163,17 @@ static void read_numbers(struct json_at *at, struct evaluation_spec *s)
 
 int evaluation_spec_read(struct evaluation_spec *s, const cJSON *tree, bool stored, struct err *e)
 {
-    static const char *const names[] = {
-        "dataset", "adapter", "adapters", "limit",        "max_new_tokens", "stop", "window",    "delimiter",
-        "special", "seed",    "extract",  "extract_last", "ignore",         "stem", "resamples", "metadata"};
+    static const char *const names[] = {"dataset",  "adapter",      "adapters",  "limit",   "max_new_tokens",
+                                        "stop",     "window",       "delimiter", "special", "seed",
+                                        "extract",  "extract_last", "ignore",    "stem",    "resamples",
+                                        "metadata", "model"};
     *s = (struct evaluation_spec){.options = {.delimiter = " ", .special = true}};
     e->code = 0;
     struct json_at at = {.obj = tree, .path = "", .e = e};
     if (!json_only(&at, names, sizeof names / sizeof *names)) return e->code;
     read_data(&at, stored, &s->data);
     read_adapters(&at, s);
+    json_get_string(&at, "model", &s->model);
     read_stop(&at, s);
     read_ignore(&at, s);
     read_numbers(&at, s);
@@ -230,6 +232,7 @@ void evaluation_spec_put(struct buf *b, const struct evaluation_spec *s)
     else
         buf_printf(b, "%lld", (long long)s->data.size);
     buf_char(b, '}');
+    put_text(b, "model", s->model);
     put_texts(b, "adapters", s->adapters, s->n_adapters);
     buf_printf(b, ",\"limit\":%lld,\"max_new_tokens\":%d", (long long)s->limit, o->max_new_tokens);
     put_texts(b, "stop", s->stop, o->n_stop);

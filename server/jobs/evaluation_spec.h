@@ -8,6 +8,7 @@
 enum { EVALUATION_ADAPTERS_MAX = 63 };
 
 struct evaluation_spec {
+    const char *model;                             /* its id, in the tree; NULL: the default one */
     struct data_spec data;                         /* one file, or inline */
     const char *adapters[EVALUATION_ADAPTERS_MAX]; /* names, in the tree */
     int n_adapters;

@@ -7,7 +7,7 @@
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
 #include "server/api/app.h"
-#include "server/api/served_model.h"
+#include "server/api/model_table.h"
 #include "server/config/settings.h"
 #include "server/jobs/evaluation_db.h"
 #include "server/jobs/evaluation_run.h"
@@ -36,6 +36,9 @@ struct current {
     char rows_id[DATA_ID_MAX];
     struct evaluation_spec spec;
     cJSON *tree; /* that it points into */
+    struct served_model *served;
+    struct model_wait wait; /* for it */
+    bool uses;              /* it is loaded, and held */
     struct evaluation_run *run;
     uint64_t started; /* clock_now() */
     bool halted;      /* runs again later */
@@ -95,6 +98,10 @@ static void unclaim(struct current *c)
 static void over(struct current *c)
 {
     struct evaluations *v = c->all;
+    if (c->uses) {
+        model_unhold(c->served);
+        model_release(v->app->models, c->served);
+    }
     unclaim(c);
     buf_free(&c->results);
     free(c);
@@ -196,7 +203,7 @@ static void on_over(void *arg, struct evaluation_outcome *out)
     c->results = out->results;
     out->results = (struct buf){0};
     bool halted = out->end == EVALUATION_HALTED;
-    if (halted && engine_lost(v->app->model->engine))
+    if (halted && served_models_lost(v->app))
         over(c); /* what lost the device may be one of its requests, so it counts as a crash */
     else if ((halted && c->halted) || (out->end == EVALUATION_FAILED && is_passing(v, c)))
         send_work(c, on_store_put_back, on_put_back);
@@ -244,12 +251,50 @@ static void start(struct current *c)
     struct evaluations *v = c->all;
     data_id(c->rows_id, "file-");
     char *output = rows_path(c);
-    const struct evaluation_task task = {
-        .app = v->app, .spec = &c->spec, .path = c->path, .name = c->name, .output = output, .over = on_over, .arg = c};
+    const struct evaluation_task task = {.app = v->app,
+                                         .served = c->served,
+                                         .spec = &c->spec,
+                                         .path = c->path,
+                                         .name = c->name,
+                                         .output = output,
+                                         .over = on_over,
+                                         .arg = c};
     log_info("evaluation: evaluation=%s data=%s adapters=%d", c->row.id, c->name, c->spec.n_adapters);
     c->started = clock_now();
     c->run = evaluation_run_start(&task);
     free(output);
+}
+
+static void on_model(void *arg, const struct err *e)
+{
+    struct current *c = arg;
+    if (e->code == ERR_LOST) { /* the daemon ends */
+        send_work(c, on_store_put_back, on_put_back);
+    } else if (e->code) {
+        c->e = *e;
+        store_end(c);
+    } else {
+        c->uses = true;
+        model_hold(c->served);
+        start(c);
+    }
+}
+
+/* Has its model loaded for as long as it runs. */
+static void begin(struct current *c)
+{
+    struct app *app = c->all->app;
+    struct err e = {0};
+    c->served = c->spec.model ? model_table_named(app->models, c->spec.model) : app->model;
+    if (!c->served) {
+        err_set(&e, ERR_NOT_FOUND, "model: this server has no model %.100s", c->spec.model);
+        on_model(c, &e);
+    } else if (model_use(app->models, c->served)) {
+        on_model(c, &e);
+    } else if (!model_wait_for(app->models, c->served, &c->wait, false, on_model, c)) {
+        e.code = ERR_LOST;
+        on_model(c, &e);
+    }
 }
 
 static void on_claimed(struct store_work *w)
@@ -264,7 +309,7 @@ static void on_claimed(struct store_work *w)
     } else if (c->e.code) {
         store_end(c);
     } else {
-        start(c);
+        begin(c);
     }
 }
 
@@ -292,6 +337,10 @@ void evaluations_cancelled(struct evaluations *v, int64_t seq)
         evaluations_kick(v); /* it waits for another attempt: it is claimed, and ends */
     else if (c->run)
         evaluation_run_stop(c->run);
+    else if (c->wait.next) {
+        model_wait_cancel(v->app->models, &c->wait);
+        store_end(c);
+    }
 }
 
 int64_t evaluations_progress(const struct evaluations *v, struct buf *out)
@@ -333,6 +382,11 @@ void evaluations_drain(struct evaluations *v)
     if (v->stopping) return;
     v->stopping = true;
     uv_timer_stop(&v->retry);
+    if (v->current && v->current->wait.next) {
+        model_wait_cancel(v->app->models, &v->current->wait);
+        send_work(v->current, on_store_put_back, on_put_back);
+        return;
+    }
     if (!v->current || !v->current->run) return;
     v->current->halted = true;
     evaluation_run_stop(v->current->run);

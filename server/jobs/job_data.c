@@ -113,8 +113,8 @@ void job_data_remove(const char *dir, const char *job_id)
 
 #define CACHE_BYTES ((uint64_t)8 << 30) /* of all prepared sets together */
 
-int job_data_open(const struct app *app, const char *job_id, const struct data_spec *d, bool eval,
-                  const struct train_params *p, const struct job_data_hooks *hooks, const char *dir,
+int job_data_open(const struct app *app, const struct served_model *m, const char *job_id, const struct data_spec *d,
+                  bool eval, const struct train_params *p, const struct job_data_hooks *hooks, const char *dir,
                   struct dataset **out, struct dataset_report *report, struct err *e)
 {
     char *cache = data_path(dir, "cache", NULL);
@@ -139,11 +139,11 @@ int job_data_open(const struct app *app, const char *job_id, const struct data_s
         .arg = hooks->arg,
     };
     /* the same code and template as serving, so that training prompts match those of requests */
-    const struct chat_format *chat = &app->model->chat;
+    const struct chat_format *chat = &m->chat;
     if (!rc && chat->broken) rc = err_set(e, ERR_INVALID, "%s", chat->reason);
     if (!rc)
-        rc = dataset_open_all(out, source, n, &options, engine_tokenizer(app->model->engine), chat->template,
-                              app->model->info->n_eos ? app->model->info->eos[0] : -1, report, e);
+        rc = dataset_open_all(out, source, n, &options, engine_tokenizer(m->engine), chat->template,
+                              m->info->n_eos ? m->info->eos[0] : -1, report, e);
     sources_free(source, n);
     free(cache);
     return rc;

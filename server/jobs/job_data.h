@@ -9,6 +9,7 @@
 #include <stdbool.h>
 
 struct app;
+struct served_model;
 
 /* Writes inline data to its file. */
 int job_data_save(const char *dir, const char *job_id, const struct data_spec *, bool eval, struct err *e);
@@ -20,8 +21,8 @@ struct job_data_hooks {
     const atomic_bool *stop; /* becomes true: a download from the hub ends */
     void *arg;
 };
-int job_data_open(const struct app *, const char *job_id, const struct data_spec *, bool eval,
-                  const struct train_params *, const struct job_data_hooks *, const char *dir, struct dataset **,
-                  struct dataset_report *, struct err *e);
+int job_data_open(const struct app *, const struct served_model *, const char *job_id, const struct data_spec *,
+                  bool eval, const struct train_params *, const struct job_data_hooks *, const char *dir,
+                  struct dataset **, struct dataset_report *, struct err *e);
 
 #endif

@@ -45,8 +45,8 @@ static int open_data(struct run *r, const struct data_spec *d, bool eval, struct
 {
     struct job_data_hooks hooks = {
         .progress = run_prepared, .cancelled = is_stopped, .stop = &r->interrupted, .arg = r};
-    return job_data_open(r->app, r->id, d, eval, &r->spec.p, &hooks, settings_data_dir(r->app->set), out, report,
-                         &r->e);
+    return job_data_open(r->app, r->served, r->id, d, eval, &r->spec.p, &hooks, settings_data_dir(r->app->set), out,
+                         report, &r->e);
 }
 
 /* @return whether the served result is already this job's: a crash came between renaming it and storing the state. */
@@ -95,8 +95,8 @@ void run_prepare(uv_work_t *w)
         .data = r->data,
         .eval = r->eval,
         .from = r->from,
-        .base_name = r->app->model->info->base_name,
-        .model_dir = full ? settings_model_dir(r->app->set) : NULL,
+        .base_name = r->served->info->base_name,
+        .model_dir = full ? r->served->dir : NULL,
         .dir = r->dir,
         .out = r->out,
     };
@@ -139,12 +139,12 @@ void run_publish(uv_work_t *w)
     crash_thread_begin();
     r->e.code = 0;
     r->error_code = "publishing_failed";
-    if (lora && adapters_publish_dir(r->app, r->spec.serve_as, r->published ? r->target : r->out, &r->e)) return;
+    if (lora && adapters_publish_dir(r->served, r->spec.serve_as, r->published ? r->target : r->out, &r->e)) return;
     if (!r->published) {
         struct buf about = {0};
         char *path = file_join(r->out, "tandem.json");
         buf_printf(&about, "{\"job\":\"%s\",\"base\":", r->id);
-        json_put_string(&about, r->app->model->info->model_id, strlen(r->app->model->info->model_id));
+        json_put_string(&about, r->served->id, strlen(r->served->id));
         buf_str(&about, "}\n");
         if (data_write(path, about.data, about.len, &r->e) == 0) put_in_place(r);
         buf_free(&about);

@@ -3,6 +3,7 @@
 #define TANDEM_SERVER_JOBS_JOB_RUN_H
 
 #include "server/api/app.h"
+#include "server/api/model_table.h"
 #include "server/jobs/jobs.h"
 #include "server/store/store.h"
 
@@ -11,11 +12,14 @@
 
 struct tfevents;
 
-enum run_phase { RUN_PREPARING, RUN_TRAINING, RUN_PUBLISHING };
+enum run_phase { RUN_WAITING, RUN_PREPARING, RUN_TRAINING, RUN_PUBLISHING };
 
 struct run {
     struct jobs *jobs;
     struct app *app;
+    struct served_model *served; /* its base; NULL: not known yet */
+    struct model_wait wait;      /* for it */
+    bool uses;                   /* it is loaded, and held */
     int64_t seq;
     char id[48];
     struct train_spec spec;

@@ -6,7 +6,8 @@
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
-#include "server/api/served_model.h"
+#include "server/api/adapters.h"
+#include "server/api/model_table.h"
 #include "server/config/settings.h"
 #include "server/jobs/batch_db.h"
 #include "server/jobs/evaluation_db.h"
@@ -16,6 +17,7 @@
 #include "server/store/data_dir.h"
 #include "server/store/db_views.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -132,11 +134,8 @@ static bool settle_wanted(struct db *db, int64_t seq, const char *wanted)
 static struct run *run_new(struct jobs *jobs, sqlite3_stmt *q, struct err *e)
 {
     struct run *r = mem_zalloc(sizeof *r);
-    struct train_limits lim = {.model_id = jobs->app->model->info->model_id,
-                               .weight_type = jobs->app->model->info->weight_type,
-                               .max_model_len = jobs->app->model->info->max_model_len,
-                               .max_lora_rank = jobs->app->model->info->max_lora_rank,
-                               .stored = true};
+    struct train_limits lim = {
+        .model_id = "", .weight_type = "", .max_model_len = INT_MAX, .max_lora_rank = INT_MAX, .stored = true};
     r->jobs = jobs;
     r->app = jobs->app;
     r->stride = 1;
@@ -150,15 +149,7 @@ static struct run *run_new(struct jobs *jobs, sqlite3_stmt *q, struct err *e)
         err_set(e, ERR_INVALID, "what this job is to do is damaged in jobs.sqlite (column spec)");
     else
         tree = json_parse(spec, strlen(spec), e);
-    bool read = tree && train_spec_read(&r->spec, tree, &lim, e) == 0;
-    if (read && r->spec.base && strcmp(r->spec.base, lim.model_id) != 0)
-        err_set(e, ERR_INVALID, "base: the job is for the model %.100s, and this server has %.100s: resume it there",
-                r->spec.base, lim.model_id);
-    else if (read && r->spec.p.max_length > lim.max_model_len)
-        err_set(e, ERR_INVALID, "max_length: the model that is served now has %d positions", lim.max_model_len);
-    else if (read && r->spec.p.method != TRAIN_FULL && r->spec.p.lora_r > lim.max_lora_rank)
-        err_set(e, ERR_INVALID, "lora_r: %d, and --max-lora-rank of this server is %d", r->spec.p.lora_r,
-                lim.max_lora_rank);
+    if (tree) train_spec_read(&r->spec, tree, &lim, e);
     json_free(tree);
     r->e = *e;
     return r;
@@ -206,6 +197,60 @@ static int on_claim(struct store_work *w, struct db *db)
 }
 
 static void on_prepared(uv_work_t *w, int status);
+static void stop_early(struct run *r);
+
+/* The base is loaded: whether the job can run on it. */
+static int check_base(const struct run *r, struct err *e)
+{
+    const struct engine_info *i = r->served->info;
+    if (train_method_suits(r->spec.p.method, i->weight_type, e)) return e->code;
+    if (r->spec.p.max_length > i->max_model_len)
+        return err_set(e, ERR_INVALID, "max_length: the model that is served now has %d positions", i->max_model_len);
+    if (r->spec.p.method != TRAIN_FULL && r->spec.p.lora_r > i->max_lora_rank)
+        return err_set(e, ERR_INVALID, "lora_r: %d, and --max-lora-rank of this server is %d", r->spec.p.lora_r,
+                       i->max_lora_rank);
+    return 0;
+}
+
+static void on_base(void *arg, const struct err *e)
+{
+    struct run *r = arg;
+    struct err wrong = {0};
+    if (e->code == ERR_LOST) { /* the daemon ends */
+        jobs_drain(r->jobs);
+        stop_early(r);
+        return;
+    }
+    if (e->code) {
+        run_finish(r, JOB_FAILED, "model_load_failed", e->msg);
+        return;
+    }
+    r->uses = true;
+    model_hold(r->served);
+    r->phase = RUN_PREPARING;
+    if (check_base(r, &wrong))
+        run_finish(r, JOB_FAILED, "invalid", wrong.msg);
+    else
+        CHECK(uv_queue_work(r->jobs->retry.loop, &r->work, run_prepare, on_prepared) == 0);
+}
+
+/* Finds the model that it trains, and has it loaded for as long as the job runs. */
+static void begin_run(struct run *r)
+{
+    struct app *app = r->app;
+    struct err e = {0};
+    r->served = r->spec.base ? model_table_named(app->models, r->spec.base) : app->model;
+    if (!r->served) {
+        err_set(&e, ERR_INVALID, "base: the job is for the model %.100s, and this server has %.100s: resume it there",
+                r->spec.base, app->model->id);
+        run_finish(r, JOB_FAILED, "invalid", e.msg);
+    } else if (model_use(app->models, r->served)) {
+        on_base(r, &e);
+    } else if (!model_wait_for(app->models, r->served, &r->wait, false, on_base, r)) {
+        e.code = ERR_LOST;
+        on_base(r, &e);
+    }
+}
 
 static void retry_later(struct jobs *j);
 
@@ -228,7 +273,7 @@ static void on_claimed(struct store_work *w)
         if (r->e.code)
             run_finish(r, JOB_FAILED, "invalid", r->e.msg);
         else
-            CHECK(uv_queue_work(j->retry.loop, &r->work, run_prepare, on_prepared) == 0);
+            begin_run(r);
     } else if (c->again) {
         jobs_kick(j);
     }
@@ -255,6 +300,14 @@ static void stop_early(struct run *r)
         struct train_event ev = {.kind = TRAIN_PAUSED};
         run_on_event(r, &ev);
     }
+}
+
+/* Ends a job that waits for its base. */
+static void stop_waiting(struct run *r)
+{
+    if (r->phase != RUN_WAITING || !r->wait.next) return;
+    model_wait_cancel(r->app->models, &r->wait);
+    stop_early(r);
 }
 
 struct report_work {
@@ -307,6 +360,7 @@ static void on_published(uv_work_t *w, int status)
         run_finish(r, JOB_FAILED, r->error_code, e.msg);
         return;
     }
+    adapters_supersede(r->app, r->served, r->spec.serve_as);
     char text[160];
     snprintf(text, sizeof text, "New fine-tuned model created: %s", r->spec.serve_as);
     run_log(r, "info", text);
@@ -342,7 +396,7 @@ static void on_prepared(uv_work_t *w, int status)
         return;
     }
     r->phase = RUN_TRAINING;
-    if (engine_train_start(r->app->model->engine, &r->job, run_on_event, r, &e))
+    if (engine_train_start(r->served->engine, &r->job, run_on_event, r, &e))
         run_finish(r, JOB_FAILED, "training_failed", e.msg);
 }
 
@@ -352,6 +406,10 @@ static void run_end(struct run *r)
     CHECK(j->current == r);
     j->current = NULL;
     j->view.last = (struct train_event){0};
+    if (r->uses) {
+        model_unhold(r->served);
+        model_release(j->app->models, r->served);
+    }
     run_free(r);
     if (j->stopping)
         jobs_stop(j, j->stopped, j->stopped_arg);
@@ -412,7 +470,8 @@ void jobs_command(struct jobs *j, int64_t seq, enum train_command command)
     if (!r || r->seq != seq || j->stopping) return;
     r->wanted = command;
     if (command != TRAIN_GO_ON) atomic_store(&r->interrupted, true);
-    if (r->phase == RUN_TRAINING) engine_train_command(j->app->model->engine, command);
+    if (r->phase == RUN_TRAINING) engine_train_command(r->served->engine, command);
+    if (command != TRAIN_GO_ON) stop_waiting(r);
 }
 
 /* ---- a final state that cannot be written ------------------------------------------------------------------- */
@@ -486,7 +545,8 @@ void jobs_drain(struct jobs *j)
     atomic_store(&r->stopping, true);
     atomic_store(&r->interrupted, true);
     r->wanted = TRAIN_PAUSE;
-    if (r->phase == RUN_TRAINING) engine_train_command(j->app->model->engine, TRAIN_PAUSE);
+    if (r->phase == RUN_TRAINING) engine_train_command(r->served->engine, TRAIN_PAUSE);
+    stop_waiting(r);
 }
 
 void jobs_stop(struct jobs *j, void (*done)(void *), void *arg)
@@ -554,8 +614,10 @@ void jobs_notify(struct jobs *j, int64_t seq)
 
 void jobs_view(const struct jobs *j, struct jobs_view *out)
 {
-    static const char *const phases[] = {
-        [RUN_PREPARING] = "preparing", [RUN_TRAINING] = "training", [RUN_PUBLISHING] = "publishing"};
+    static const char *const phases[] = {[RUN_WAITING] = "preparing",
+                                         [RUN_PREPARING] = "preparing",
+                                         [RUN_TRAINING] = "training",
+                                         [RUN_PUBLISHING] = "publishing"};
     *out = j->view;
     if (j->current) {
         out->running = j->current->id;

@@ -238,6 +238,20 @@ static bool is_quantised(const char *weight_type)
     return strncmp(weight_type, "int", 3) == 0 || strncmp(weight_type, "nf", 2) == 0;
 }
 
+int train_method_suits(enum train_method method, const char *weight_type, struct err *e)
+{
+    if (method == TRAIN_QLORA && !is_quantised(weight_type))
+        return err_set(e, ERR_INVALID,
+                       "method: qlora trains on quantised weights, and this server holds %s: start it with "
+                       "--quantize nf4, int4 or int8, or use lora",
+                       weight_type);
+    if (method == TRAIN_FULL && is_quantised(weight_type))
+        return err_set(e, ERR_INVALID,
+                       "method: full training needs weights in bf16, f16 or f32, and this server holds %s",
+                       weight_type);
+    return 0;
+}
+
 static bool read_method(struct json_at *at, const struct train_limits *lim, struct train_spec *s)
 {
     const char *text = "lora";
@@ -248,14 +262,7 @@ static bool read_method(struct json_at *at, const struct train_limits *lim, stru
     train_params_default(&s->p, method);
     s->p.method = method;
     if (lim->stored) return true;
-    if (method == TRAIN_QLORA && !is_quantised(lim->weight_type))
-        return wrong(at, "method",
-                     "qlora trains on quantised weights, and this server holds %s: start it with "
-                     "--quantize nf4, int4 or int8, or use lora",
-                     lim->weight_type);
-    if (method == TRAIN_FULL && is_quantised(lim->weight_type))
-        return wrong(at, "method", "full training needs weights in bf16, f16 or f32, and this server holds %s",
-                     lim->weight_type);
+    if (lim->weight_type && train_method_suits(method, lim->weight_type, at->e)) return false;
     if (method == TRAIN_FULL && s->from) return wrong(at, "from", "an adapter is no start for full training");
     return true;
 }

@@ -41,7 +41,7 @@ struct train_spec {
 
 /* The limits for a body. */
 struct train_limits {
-    const char *model_id, *weight_type;
+    const char *model_id, *weight_type; /* weight_type NULL: not known before the model is loaded */
     int max_model_len, max_lora_rank;
     bool stored; /* the text was written by train_spec_put */
 };
@@ -49,6 +49,8 @@ struct train_limits {
 /* @return 0, or an HTTP status with *e (and the field at fault in *param, static text, when known).  Inline data points
  * into tree, which must outlive the spec; free the spec in either case. */
 int train_spec_read(struct train_spec *, const cJSON *tree, const struct train_limits *, struct err *e);
+/* @return 0, or *e: the method cannot train weights of this type. */
+int train_method_suits(enum train_method, const char *weight_type, struct err *e);
 /* Appends a file. */
 void data_spec_add(struct data_spec *, const char *name, int set);
 void data_spec_clear(struct data_spec *); /* frees what it owns */

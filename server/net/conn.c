@@ -95,6 +95,7 @@ size_t conn_bytes_wanted(const struct conn *c)
 
 static void request_reset(struct conn *c)
 {
+    if (c->req.model) c->server->config.release_model(c->req.app, c->req.model);
     http_arena_free(c);
     trim(&c->head);
     trim(&c->extra);
@@ -236,7 +237,11 @@ static void dispatch(struct conn *c)
         return;
     }
     if (c->match.route) {
-        c->match.route->handler(&c->req);
+        const struct http_route *route = c->match.route;
+        if (route->model && c->server->config.dispatch)
+            c->server->config.dispatch(&c->req, route->handler, route->model);
+        else
+            route->handler(&c->req);
         return;
     }
     if (c->match.status == 204) {

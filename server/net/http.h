@@ -141,6 +141,9 @@ struct http_route {
     /* Not NULL: called before a body that did not arrive with the head is read; length: its bytes (0: unknown).  For
      * refusals that do not depend on the body.  @return true when it has answered; the connection then ends. */
     bool (*gate)(struct http_req *, uint64_t length);
+    /* Not NULL: the handler uses a model, which http_server_config.dispatch chooses; the names of the body's fields
+     * that may name it, separated by spaces; '?' before them: it need not be loaded. */
+    const char *model;
 };
 
 /* ---- the server ------------------------------------------------------------------------------------------------ */
@@ -160,6 +163,10 @@ struct http_server_config {
     bool (*permit)(void *arg, struct http_req *);
     void *permit_arg;
     void (*release_key)(const struct key *);
+    /* Calls the handler of a route with `model`, now or later, or answers; NULL: it is called at once.  What it sets as
+     * req->model is passed to release_model when the request has ended. */
+    void (*dispatch)(struct http_req *, void (*handler)(struct http_req *), const char *fields);
+    void (*release_model)(void *app, void *model);
     struct tls *tls;     /* NULL: plain HTTP; owned by the caller */
     bool local_only;     /* refuse to listen where other machines could connect */
     int max_connections; /* beyond: the longest idle connection is closed; if none is idle, 503 with Retry-After except

@@ -40,7 +40,10 @@ struct local *local_start(struct http_server *s, const struct local_request *r, 
                                .peer = r->client,
                                .background = true};
     request_id_make(c->req.id);
-    r->handler(&c->req);
+    if (r->model && s->config.dispatch)
+        s->config.dispatch(&c->req, r->handler, r->model);
+    else
+        r->handler(&c->req);
     return l;
 }
 
@@ -48,6 +51,8 @@ static void close_exchange(struct conn *c)
 {
     c->state = CONN_CLOSED;
     if (c->req.on_close) c->req.on_close(&c->req);
+    if (c->req.model) c->server->config.release_model(c->req.app, c->req.model);
+    c->req.model = NULL;
 }
 
 void local_flushed(struct conn *c)

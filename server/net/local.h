@@ -17,6 +17,7 @@ struct local;
 struct local_request {
     const char *path; /* of the route; must outlive the exchange, as must client */
     void (*handler)(struct http_req *);
+    const char *model; /* http_route.model */
     struct admission *admission;
     const char *client;      /* in the place of an address: the client that the request counts for */
     struct buf *body;        /* taken over */

@@ -6,7 +6,8 @@
 #include "engine/serve/engine.h"
 #include "server/access/admission.h"
 #include "server/api/app.h"
-#include "server/api/served_model.h"
+#include "server/api/model_table.h"
+#include "server/api/store_request.h"
 #include "server/bridge/bridge.h"
 #include "server/config/settings.h"
 #include "server/jobs/jobs.h"
@@ -39,6 +40,16 @@ static void put_ms(struct buf *out, const char *name, uint64_t from, uint64_t to
         buf_printf(out, ",\"%s\":null", name);
 }
 
+static int count_active(const struct app *app)
+{
+    int n = bridge_active(app->bridge);
+    for (int i = 0; i < model_table_count(app->models); i++) {
+        const struct bridge *b = model_table_at(app->models, i)->bridge;
+        if (b) n += bridge_active(b);
+    }
+    return n;
+}
+
 static void put_server(struct buf *out, struct app *app)
 {
     static const char *const states[] = {"loading", "ready", "draining"};
@@ -51,21 +62,21 @@ static void put_server(struct buf *out, struct app *app)
                ",\"connections\":{\"open\":%d,\"accepted\":%llu,\"rejected\":%llu},\"event_streams\":%d,"
                "\"adapter_loads\":%d,\"active\":%d,\"tracing\":%s",
                h->open, (unsigned long long)h->accepted, (unsigned long long)h->rejected, app->event_streams,
-               app->adapter_loads, bridge_active(app->bridge), app->tracing ? "true" : "false");
+               app->adapter_loads, count_active(app), app->tracing ? "true" : "false");
 }
 
-static void put_engine(struct buf *out, struct app *app, uint64_t now)
+static void put_engine(struct buf *out, struct app *app, const struct served_model *m, uint64_t now)
 {
     struct engine_stats s;
-    const struct engine_info *i = app->model->info;
-    engine_stats_read(app->model->engine, &s);
+    const struct engine_info *i = m->info;
+    engine_stats_read(m->engine, &s);
     buf_printf(out,
                ",\"engine\":{\"waiting\":%d,\"running\":%d,\"paused\":%d,\"max_queue\":%d,\"max_seqs\":%d,"
                "\"max_batch_tokens\":%d,\"steps\":%llu,\"failed_steps\":%llu,\"preemptions\":%llu",
                s.waiting, s.running, s.paused, app->set->max_queue, i->max_seqs, i->max_batch_tokens,
                (unsigned long long)s.steps, (unsigned long long)s.failed_steps, (unsigned long long)s.preemptions);
     put_ms(out, "step_running_ms", s.step_started, now);
-    put_ms(out, "oldest_waiting_ms", bridge_oldest_waiting(app->bridge), now);
+    put_ms(out, "oldest_waiting_ms", bridge_oldest_waiting(m->bridge), now);
     buf_printf(out,
                ",\"kv\":{\"pages\":%d,\"used\":%d,\"cached\":%d,\"page_tokens\":%d,\"bytes\":%zu},"
                "\"memory\":{\"weights\":%zu,\"kv_cache\":%zu,\"workspace\":%zu,\"adapters\":%zu,\"budget\":%zu,"
@@ -113,11 +124,11 @@ static void put_request(struct buf *out, const struct gen_view *g, const struct 
     buf_char(out, '}');
 }
 
-static void put_requests(struct buf *out, struct app *app, uint64_t now)
+static void put_requests(struct buf *out, const struct served_model *m, uint64_t now)
 {
     struct gen_view *v = mem_array(REQUESTS_MAX, sizeof *v);
     struct seq_view *seqs = mem_array(ENGINE_SEQS_KEPT, sizeof *seqs);
-    int n = bridge_list(app->bridge, v, REQUESTS_MAX), n_seqs = engine_running(app->model->engine, seqs);
+    int n = bridge_list(m->bridge, v, REQUESTS_MAX), n_seqs = engine_running(m->engine, seqs);
     buf_str(out, ",\"requests\":[");
     for (int i = 0; i < n; i++) {
         if (i) buf_char(out, ',');
@@ -128,10 +139,10 @@ static void put_requests(struct buf *out, struct app *app, uint64_t now)
     free(v);
 }
 
-static void put_adapters(struct buf *out, struct app *app)
+static void put_adapters(struct buf *out, const struct served_model *m)
 {
     struct adapter_info *v = mem_array(ADAPTERS_MAX, sizeof *v);
-    int n = engine_adapters_list(app->model->engine, v, ADAPTERS_MAX);
+    int n = engine_adapters_list(m->engine, v, ADAPTERS_MAX);
     buf_str(out, ",\"adapters\":[");
     for (int i = 0; i < n; i++) {
         buf_str(out, i ? ",{" : "{");
@@ -166,10 +177,10 @@ static void put_jobs(struct buf *out, struct app *app)
     buf_str(out, "}}");
 }
 
-static void put_steps(struct buf *out, struct app *app, uint64_t now)
+static void put_steps(struct buf *out, const struct served_model *m, uint64_t now)
 {
     struct step_record v[ENGINE_STEPS_KEPT];
-    int n = engine_last_steps(app->model->engine, v);
+    int n = engine_last_steps(m->engine, v);
     buf_str(out, ",\"last_steps\":[");
     for (int i = 0; i < n; i++) {
         const struct step_record *s = &v[i];
@@ -184,21 +195,50 @@ static void put_steps(struct buf *out, struct app *app, uint64_t now)
     buf_char(out, ']');
 }
 
+static void put_models(struct buf *out, const struct app *app)
+{
+    buf_str(out, ",\"models\":[");
+    for (int i = 0; i < model_table_count(app->models); i++) {
+        const struct served_model *m = model_table_at(app->models, i);
+        buf_str(out, i ? ",{" : "{");
+        put_string(out, "name", m->name ? m->name : m->where);
+        buf_char(out, ',');
+        put_string(out, "state", model_state_names[m->state]);
+        buf_printf(out, ",\"users\":%d,\"bytes\":%zu,\"loads\":%llu}", m->users,
+                   m->state == MODEL_LOADED ? m->bytes : 0, (unsigned long long)m->loads);
+    }
+    buf_char(out, ']');
+}
+
+/* The model of ?model=, else the default one, else the first that is loaded; NULL: none is. */
+static const struct served_model *shown(const struct http_req *req)
+{
+    struct app *app = req->app;
+    char name[256] = "";
+    if (query_get(req->query, "model", name, sizeof name)) return model_table_find(app->models, name, NULL);
+    if (app->model->engine) return app->model;
+    for (int i = 0; i < model_table_count(app->models); i++)
+        if (model_table_at(app->models, i)->engine) return model_table_at(app->models, i);
+    return NULL;
+}
+
 void api_debug_state(struct http_req *req)
 {
     struct app *app = req->app;
     struct buf out = {0};
     uint64_t now = clock_now();
+    const struct served_model *m = shown(req);
     buf_char(&out, '{');
     put_server(&out, app);
-    if (app->model->engine && app->model->info) {
-        put_engine(&out, app, now);
-        put_requests(&out, app, now);
+    if (m && m->engine) {
+        put_engine(&out, app, m, now);
+        put_requests(&out, m, now);
         buf_str(&out, ",\"clients\":");
         admission_put_clients(app->admission, &out);
-        put_adapters(&out, app);
-        put_steps(&out, app, now);
+        put_adapters(&out, m);
+        put_steps(&out, m, now);
     }
+    put_models(&out, app);
     put_jobs(&out, app);
     buf_char(&out, '}');
     http_set_header(req, "Cache-Control", "no-store");

@@ -43,7 +43,7 @@ void api_root(struct http_req *req)
     }
     buf_char(&out, '{');
     put_field(&out, "server", "tandem " TANDEM_VERSION);
-    if (app->model->info) put_field(&out, "model_id", app->model->info->model_id);
+    if (app->model->id) put_field(&out, "model_id", app->model->id);
     buf_str(&out,
             "\"generate\":\"POST /generate\",\"stream\":\"POST /generate_stream\",\"tokenize\":\"POST /tokenize\","
             "\"train\":\"POST /train\","
@@ -53,12 +53,12 @@ void api_root(struct http_req *req)
 }
 
 /* Writes the valid names of adapter_id, and ends the object. */
-static void put_adapters(struct buf *out, const struct app *app)
+static void put_adapters(struct buf *out, const struct served_model *served)
 {
-    int max = app->model->info->max_adapters;
+    int max = served->info->max_adapters;
     struct adapter_info *v = mem_array((size_t)max, sizeof *v);
-    int n = engine_adapters_list(app->model->engine, v, max);
-    buf_printf(out, "\"max_adapters\":%d,\"max_lora_rank\":%d,\"adapters\":[", max, app->model->info->max_lora_rank);
+    int n = engine_adapters_list(served->engine, v, max);
+    buf_printf(out, "\"max_adapters\":%d,\"max_lora_rank\":%d,\"adapters\":[", max, served->info->max_lora_rank);
     for (int i = 0; i < n; i++) {
         if (i) buf_char(out, ',');
         json_put_string(out, v[i].name, strlen(v[i].name));
@@ -71,7 +71,8 @@ static void put_adapters(struct buf *out, const struct app *app)
 void api_info(struct http_req *req)
 {
     struct app *app = req->app;
-    const struct engine_info *i = app->model->info;
+    const struct served_model *served = served_model_of(req);
+    const struct engine_info *i = served->info;
     const struct settings *s = app->set;
     struct buf out = {0};
     if (!i) {
@@ -104,7 +105,7 @@ void api_info(struct http_req *req)
                (unsigned long long)i->parameters, i->weight_bytes, i->kv_bytes, i->pages, i->page_tokens, i->layers,
                i->hidden, i->vocab, i->max_model_len, i->max_seqs, i->max_batch_tokens, s->max_queue,
                s->max_top_n_tokens, i->threads, i->load_seconds);
-    put_adapters(&out, app);
+    put_adapters(&out, served);
     reply_json(req, &out);
 }
 

@@ -9,7 +9,7 @@
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
 #include "server/api/app.h"
-#include "server/api/served_model.h"
+#include "server/api/model_table.h"
 #include "server/api/store_request.h"
 #include "server/bridge/bridge.h"
 #include "server/json/json.h"
@@ -25,7 +25,8 @@ enum { EVENTS_MAX = 200000, SECONDS_MAX = 30 };
 
 struct tracing {
     struct app *app;
-    struct http_req *req; /* NULL once closed */
+    struct served_model *served; /* used while it lasts */
+    struct http_req *req;        /* NULL once closed */
     uv_timer_t timer;
     bool taking; /* the time is over; the pool collects the trace */
     struct buf out;
@@ -82,8 +83,8 @@ static void on_timer_closed(uv_handle_t *h)
 static void work_take(void *arg)
 {
     struct tracing *t = arg;
-    struct engine_trace *trace = engine_trace_stop(t->app->model->engine);
-    if (trace) put_trace(&t->out, trace, t->app->model->info);
+    struct engine_trace *trace = engine_trace_stop(t->served->engine);
+    if (trace) put_trace(&t->out, trace, t->served->info);
     engine_trace_free(trace);
 }
 
@@ -91,6 +92,7 @@ static void after_take(void *arg)
 {
     struct tracing *t = arg;
     t->app->tracing = false;
+    model_release(t->app->models, t->served);
     if (t->req) {
         t->req->on_close = NULL;
         http_set_header(t->req, "Cache-Control", "no-store");
@@ -130,18 +132,21 @@ void api_debug_trace(struct http_req *req)
         http_reply_error(req, 400, "validation", "%s", e.msg);
         return;
     }
-    if (!app->model->engine || !app->model->info) {
+    struct served_model *m = app->model;
+    if (!model_use(app->models, m)) {
         http_set_header(req, "Retry-After", "1");
         http_reply_error(req, 503, "loading", "the model is loading");
         return;
     }
-    if (engine_trace_start(app->model->engine, EVENTS_MAX, &e)) {
+    if (engine_trace_start(m->engine, EVENTS_MAX, &e)) {
+        model_release(app->models, m);
         http_reply_error(req, 409, "conflict", "%s", e.msg);
         return;
     }
     struct tracing *t = mem_zalloc(sizeof *t);
     app->tracing = true;
     t->app = app;
+    t->served = m;
     t->req = req;
     req->user = t;
     req->on_close = on_close;

@@ -3,7 +3,7 @@
 #include "engine/base/clock.h"
 #include "engine/serve/engine.h"
 #include "server/api/app.h"
-#include "server/api/served_model.h"
+#include "server/api/model_table.h"
 #include "server/config/settings.h"
 #include "server/ops/watchdog.h"
 
@@ -16,8 +16,11 @@ enum { RESET_ON_FORK = 1 }; /* SCHED_FLAG_RESET_ON_FORK of linux/sched.h */
 
 bool health_good(const struct app *app)
 {
-    if (!app->model->engine) return true; /* loading, or already closed */
-    return !watchdog_late(engine_busy_since(app->model->engine), clock_now(), app->set->step_timeout);
+    for (int i = 0; i < model_table_count(app->models); i++) {
+        const struct engine *engine = model_table_at(app->models, i)->engine;
+        if (engine && watchdog_late(engine_busy_since(engine), clock_now(), app->set->step_timeout)) return false;
+    }
+    return true;
 }
 
 void health_short_time_slices(void)

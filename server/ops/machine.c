@@ -59,8 +59,8 @@ static double read_pressure(const char *root, const char *path)
 }
 
 /* Calls fn with each entry of a directory whose name is `prefix` and a number. */
-static void each_numbered(const char *root, const char *dir, const char *prefix, void (*fn)(struct machine *, const char *root, const char *path),
-                          struct machine *m)
+static void each_numbered(const char *root, const char *dir, const char *prefix,
+                          void (*fn)(struct machine *, const char *root, const char *path), struct machine *m)
 {
     char full[PATH_BYTES], path[PATH_BYTES];
     size_t n = strlen(prefix);
@@ -108,7 +108,8 @@ static double read_stolen(const char *root)
     char line[256];
     double v[8], all = 0;
     read_line(root, "/proc/stat", line, sizeof line);
-    if (sscanf(line, "cpu %lf %lf %lf %lf %lf %lf %lf %lf", v, v + 1, v + 2, v + 3, v + 4, v + 5, v + 6, v + 7) != 8) return -1;
+    if (sscanf(line, "cpu %lf %lf %lf %lf %lf %lf %lf %lf", v, v + 1, v + 2, v + 3, v + 4, v + 5, v + 6, v + 7) != 8)
+        return -1;
     for (int i = 0; i < 8; i++) all += v[i];
     return all > 0 ? v[7] / all : -1;
 }
@@ -127,7 +128,8 @@ static void read_processors(struct machine *m, const char *root)
     read_line(root, "/proc/loadavg", line, sizeof line);
     m->load = *line ? strtod(line, NULL) : -1;
     m->processor_pressure = read_pressure(root, "/proc/pressure/cpu");
-    read_line(root, "/sys/devices/system/clocksource/clocksource0/current_clocksource", m->clock_source, sizeof m->clock_source);
+    read_line(root, "/sys/devices/system/clocksource/clocksource0/current_clocksource", m->clock_source,
+              sizeof m->clock_source);
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -155,7 +157,8 @@ static void read_memory(struct machine *m, const char *root)
 
 /* ---- GPUs -------------------------------------------------------------------------------------------------------- */
 
-/* Vendor 0x10de is NVIDIA; classes 0x0300xx and 0x0302xx are displays and 3D controllers (PCI Code and ID Assignment). */
+/* Vendor 0x10de is NVIDIA; classes 0x0300xx and 0x0302xx are displays and 3D controllers (PCI Code and ID Assignment).
+ */
 static int count_gpus(const char *root)
 {
     static const char bus[] = "/sys/bus/pci/devices";

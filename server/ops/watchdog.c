@@ -23,7 +23,8 @@ struct watchdog {
     pthread_t thread;
     pthread_mutex_t lock; /* of what follows up to `end` */
     pthread_cond_t changed;
-    const struct engine *engine;
+    const struct engine **engines; /* (n_engines) */
+    size_t n_engines, cap;
     double limit;
     bool ready, end;
     _Atomic uint64_t loop_seen;
@@ -84,11 +85,22 @@ static void report_verdict(struct watchdog *w, enum watchdog_verdict v, double l
     w->verdict = v;
 }
 
+/* Since when the engine that has been busy for longest has been so; 0: none is.  With the lock held. */
+static uint64_t busy_since(const struct watchdog *w)
+{
+    uint64_t since = 0;
+    for (size_t i = 0; i < w->n_engines; i++) {
+        uint64_t one = engine_busy_since(w->engines[i]);
+        if (one && (!since || one < since)) since = one;
+    }
+    return since;
+}
+
 /* with the lock held */
 static void check(struct watchdog *w, uint64_t now)
 {
     struct watchdog_view v = {.now = now,
-                              .engine_since = w->engine ? engine_busy_since(w->engine) : 0,
+                              .engine_since = busy_since(w),
                               .loop_asked = w->loop_asked,
                               .loop_seen = atomic_load(&w->loop_seen),
                               .resumed = w->resumed,
@@ -152,10 +164,19 @@ void watchdog_limit(struct watchdog *w, double limit)
     pthread_mutex_unlock(&w->lock);
 }
 
-void watchdog_engine(struct watchdog *w, const struct engine *engine)
+void watchdog_engine_opened(struct watchdog *w, const struct engine *engine)
 {
     pthread_mutex_lock(&w->lock);
-    w->engine = engine;
+    mem_grow(&w->engines, &w->cap, w->n_engines + 1, sizeof *w->engines);
+    w->engines[w->n_engines++] = engine;
+    pthread_mutex_unlock(&w->lock);
+}
+
+void watchdog_engine_closes(struct watchdog *w, const struct engine *engine)
+{
+    pthread_mutex_lock(&w->lock);
+    for (size_t i = 0; i < w->n_engines; i++)
+        if (w->engines[i] == engine) w->engines[i--] = w->engines[--w->n_engines];
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -168,7 +189,9 @@ void watchdog_ready(struct watchdog *w)
 
 static void on_closed(uv_handle_t *h)
 {
-    free(h->data);
+    struct watchdog *w = h->data;
+    free(w->engines);
+    free(w);
 }
 
 void watchdog_close(struct watchdog *w)

@@ -37,8 +37,9 @@ uint64_t watchdog_period(double limit, uint64_t watchdog_us);
 /* Starts the thread.  This and the functions below: loop thread. */
 struct watchdog *watchdog_open(struct uv_loop_s *, double limit);
 void watchdog_limit(struct watchdog *, double limit);
-/* Watches this engine from now on.  NULL: none; when the call returns, the thread does not use the earlier one. */
-void watchdog_engine(struct watchdog *, const struct engine *);
+/* Watches this engine too, or no longer: when the call returns, the thread does not use it. */
+void watchdog_engine_opened(struct watchdog *, const struct engine *);
+void watchdog_engine_closes(struct watchdog *, const struct engine *);
 /* Serving has begun: the service manager is not asked for more time. */
 void watchdog_ready(struct watchdog *);
 /* Joins the thread; frees itself when the loop has closed the handle. */

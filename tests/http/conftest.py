@@ -59,7 +59,7 @@ class Server:
         self.options = {"headers": {"Authorization": f"Bearer {key}"} if key else {}, "verify": str(verify) if verify else True}
         self.data = Path(next((args[i + 1] for i in range(len(args) - 1) if args[i] == "--data-dir"), f"{log}.data"))
         with open(log, "wb") as out:
-            self.process = subprocess.Popen([*wrap, binary, "serve", "--model", model, "--port", "0", "--data-dir", self.data, *map(str, args)],
+            self.process = subprocess.Popen([*wrap, binary, "serve", *(["--model", model] if model else []), "--port", "0", "--data-dir", self.data, *map(str, args)],
                                             stderr=out, stdout=out, stdin=subprocess.DEVNULL, cwd=ROOT, env={**ENV, **(env or {})}, **popen)
         try:
             self.url = wait_for(self._listening, what=f"listening; {log}")

@@ -17,14 +17,14 @@ BASE = "engine/base/"
 # A row is a folder without those below it, or one file that stands higher than its folder.
 ROOMS = {
     "server/cli": Room("ops jobs api hub bridge access console schema net store json metrics memory config "
-                       "engine/bench/bench.h engine/bench/eval.h engine/bench/training.h engine/eval/evaluation.h engine/serve/engine.h engine/train/train.h "
+                       "engine/bench/bench.h engine/bench/eval.h engine/bench/training.h engine/eval/evaluation.h engine/serve/engine.h engine/serve/device_turn.h engine/train/train.h "
                        "engine/train/offline.h engine/train/bottleneck.h engine/train/tfevents.h engine/train/board.h engine/data/sources.h engine/model/options.h engine/model/quantize.h engine/model/merge.h engine/template/chat_template.h "
                        "engine/tokenizer/tokenizer.h " + BASE, "uv cjson openssl"),
     "server/ops": Room("jobs api hub bridge access console net store json metrics memory config engine/serve/engine.h " + BASE, "uv"),
     "server/jobs": Room("api hub bridge access net store json metrics memory config engine/serve/engine.h engine/train/train.h "
                         "engine/train/tfevents.h engine/train/board.h engine/train/bottleneck.h engine/data/dataset.h engine/eval/evaluation.h " + BASE, "uv"),
     "server/api": Room("hub bridge access schema net store json metrics memory config engine/serve/engine.h "
-                       "engine/template/chat_template.h engine/tokenizer/tokenizer.h engine/files/model_file.h " + BASE, "cjson"),
+                       "engine/template/chat_template.h engine/tokenizer/tokenizer.h engine/files/model_file.h " + BASE, "cjson uv"),
     "server/hub": Room("json " + BASE, "cjson curl openssl"),
     "server/bridge": Room("access schema net json metrics memory config engine/serve/engine.h engine/tokenizer/tokenizer.h " + BASE, "uv"),
     "server/access": Room("console net json metrics memory config engine/serve/engine.h " + BASE, "uv openssl"),
@@ -68,7 +68,7 @@ ROOMS = {
 
 # Headers of a tower that the towers above it may include; engine/base whole.
 PUBLIC = {
-    "engine": """engine/serve/engine.h engine/bench/bench.h engine/bench/eval.h engine/bench/training.h engine/eval/evaluation.h
+    "engine": """engine/serve/engine.h engine/serve/device_turn.h engine/bench/bench.h engine/bench/eval.h engine/bench/training.h engine/eval/evaluation.h
         engine/train/train.h engine/train/bottleneck.h engine/train/offline.h engine/data/sources.h
         engine/train/tfevents.h engine/train/board.h engine/data/dataset.h engine/model/options.h engine/model/quantize.h engine/model/merge.h engine/template/chat_template.h
         engine/grammar/grammar.h engine/tokenizer/tokenizer.h engine/files/model_file.h""".split() + [BASE],

@@ -26,7 +26,7 @@ static double blocks_bytes(const struct tensor *t)
 static double padding(int64_t n)
 {
     enum { TILE = 64 };
-    return n > 1 ? (double)((n + TILE - 1) / TILE * TILE) / (double)n : 1;
+    return n > 1 ? (double)(n + TILE - 1 - (n - 1) % TILE) / (double)n : 1;
 }
 
 static size_t weight_bytes(const struct tensor_source *source, const struct model_config *mc, const char *quantize)

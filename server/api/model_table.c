@@ -122,8 +122,8 @@ void model_table_put_names(const struct model_table *t, struct buf *out)
 
 static void unlink_wait(struct model_table *t, struct model_wait *w)
 {
-    w->prev->next = w->next;
-    w->next->prev = w->prev;
+    w->prev->next = w->next; /* NOLINT(clang-analyzer-core.NullDereference): it is in the ring */
+    w->next->prev = w->prev; /* NOLINT(clang-analyzer-core.NullDereference): it is in the ring */
     w->next = w->prev = NULL;
     t->n_waits--;
 }
@@ -307,12 +307,19 @@ static int too_large(const struct model_table *t, const struct served_model *m, 
                    m->name ? m->name : "", (double)bytes / 0x1p20, (double)t->with.memory / 0x1p20);
 }
 
+/* A device's own memory is set aside as a whole: adapters and training take it later. */
+static size_t bytes_of(const struct settings *set, const struct engine_info *i)
+{
+    if (!i->device_budget) return i->weight_bytes + i->kv_bytes + i->workspace_bytes;
+    return i->device_base > set->gpu_memory_bytes ? i->device_base : set->gpu_memory_bytes;
+}
+
 int model_table_adopt(struct model_table *t, struct model_loading *l, struct err *e)
 {
     struct app *app = t->with.app;
     struct served_model *m = l->model;
     const struct engine_info *i = engine_info(l->engine);
-    size_t bytes = i->device_budget ? i->device_base : i->weight_bytes + i->kv_bytes + i->workspace_bytes;
+    size_t bytes = bytes_of(app->set, i);
     if (too_large(t, m, bytes, e)) return e->code;
     struct bridge *b = bridge_open_beside(app->bridge);
     if (bridge_start(b, l->engine, app->set->max_queue + app->set->max_seqs, e)) {
@@ -363,7 +370,7 @@ static void after_load(struct model_table *t, struct served_model *m)
     struct err e = l->e;
     m->state = MODEL_UNLOADED;
     const struct engine_info *i = l->engine ? engine_info(l->engine) : NULL;
-    size_t bytes = i && !i->device_budget ? i->weight_bytes + i->kv_bytes + i->workspace_bytes : 0;
+    size_t bytes = i ? bytes_of(t->with.app->set, i) : 0;
     if (i && bytes > m->need && t->with.memory && loaded_bytes(t) + bytes > t->with.memory) {
         undo_load(t, m, bytes);
         return;

@@ -64,6 +64,13 @@ void served_model_set(struct app *app, struct served_model *m, struct bridge *br
     set_fingerprint(m);
 }
 
+static void forget_at(struct served_model *m, size_t i)
+{
+    free(m->adapters[i].name);
+    free(m->adapters[i].dir);
+    m->adapters[i] = m->adapters[--m->n_adapters];
+}
+
 /* Which adapters it has, for requests that name one of them later. */
 static void keep_names(struct served_model *m)
 {
@@ -71,7 +78,7 @@ static void keep_names(struct served_model *m)
     struct adapter_info *v = mem_array((size_t)max, sizeof *v);
     int n = engine_adapters_list(m->engine, v, max);
     for (size_t i = m->n_adapters; i-- > 0;) /* those that are no longer there, by the folders' files */
-        if (!m->adapters[i].dir) served_adapter_forget(m, m->adapters[i].name);
+        if (!m->adapters[i].dir) forget_at(m, i);
     for (int i = 0; i < n; i++)
         if (!served_adapter_find(m, v[i].name)) served_adapter_keep(m, v[i].name, NULL);
     free(v);
@@ -99,7 +106,7 @@ void served_model_clear(struct app *app, struct served_model *m)
 
 void served_model_free(struct served_model *m)
 {
-    while (m->n_adapters) served_adapter_forget(m, m->adapters[0].name);
+    while (m->n_adapters) forget_at(m, m->n_adapters - 1);
     free(m->adapters);
     free(m->name);
     free(m->id);
@@ -119,14 +126,8 @@ const struct served_adapter *served_adapter_find(const struct served_model *m, c
 
 void served_adapter_forget(struct served_model *m, const char *name)
 {
-    for (size_t i = 0; i < m->n_adapters; i++) {
-        struct served_adapter *a = &m->adapters[i];
-        if (strcmp(a->name, name) != 0) continue;
-        free(a->name); /* may be `name` */
-        free(a->dir);
-        *a = m->adapters[--m->n_adapters];
-        return;
-    }
+    const struct served_adapter *a = served_adapter_find(m, name);
+    if (a) forget_at(m, (size_t)(a - m->adapters));
 }
 
 void served_adapter_keep(struct served_model *m, const char *name, const char *dir)

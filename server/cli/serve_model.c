@@ -253,8 +253,8 @@ static double seconds_since(uint64_t start)
 /* @return whether this device can have several models. */
 static int check_device(const struct app *app, const struct engine *engine, struct err *e)
 {
-    if (!engine_info(engine)->device_budget || app->set->gpu_memory_bytes || model_table_count(app->models) < 2)
-        return 0;
+    bool told = app->set->gpu_memory_bytes && app->set->models_memory;
+    if (!engine_info(engine)->device_budget || told || model_table_count(app->models) < 2) return 0;
     return err_set(e, ERR_UNSUPPORTED,
                    "several models on a GPU: set --gpu-memory-bytes to what each of them may take, and --models-memory "
                    "to what all that are loaded may; a share of the free memory would leave none to the second");

@@ -24,7 +24,8 @@ async function unload(a) {
 }
 
 function row(a) {
-  const facts = [`rank ${a.r}`, `alpha ${number(a.lora_alpha)}`, a.use_rslora ? "rsLoRA" : null, bytes(a.bytes), `version ${a.version}`,
+  const facts = a.loaded === false ? [`of ${a.base}, which is not loaded`] : [
+    `rank ${a.r}`, `alpha ${number(a.lora_alpha)}`, a.use_rslora ? "rsLoRA" : null, bytes(a.bytes), `version ${a.version}`,
     a.requests ? `${a.requests} request${a.requests === 1 ? "" : "s"} running` : null];
   return el("li", { class: "card job", "data-adapter": a.name },
     el("div", { class: "head" }, el("h3", { class: "open" }, a.name),
@@ -32,7 +33,7 @@ function row(a) {
         el("button", { type: "button", "aria-label": `Use ${a.name}`, onclick: () => useAdapter(a.name) }, "Use"),
         el("button", { type: "button", class: "quiet", "aria-label": `Unload ${a.name}`, onclick: () => unload(a) }, "Unload"))),
     el("span", { class: "hint" }, facts.filter(Boolean).join(" · ")),
-    el("span", { class: "hint" }, a.target_modules.join(" ")));
+    el("span", { class: "hint" }, (a.target_modules ?? []).join(" ")));
 }
 
 function showAdapters() {

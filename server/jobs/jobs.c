@@ -240,7 +240,7 @@ static void begin_run(struct run *r)
     struct app *app = r->app;
     struct err e = {0};
     r->served = r->spec.base ? model_table_named(app->models, r->spec.base) : app->model;
-    if (!r->served) {
+    if (r->spec.base && !r->served) {
         err_set(&e, ERR_INVALID, "base: the job is for the model %.100s, and this server has %.100s: resume it there",
                 r->spec.base, app->model->id);
         run_finish(r, JOB_FAILED, "invalid", e.msg);

@@ -3,9 +3,11 @@
  *   - be the same after printing with our writer and parsing again;
  *   - be what json_scan accepts, byte by byte, but for numbers;
  *   - answer every getter with a value or an error that names the field, and 64-bit integers exactly.
+ *   - have the string that json_find_string finds, if it has no escapes in its names.
  * And any bytes, written as a string, must come back (bad UTF-8 as U+FFFD). */
 #include "engine/base/check.h"
 #include "server/json/check.h"
+#include "server/json/find.h"
 #include "server/json/json.h"
 #include "server/json/scan.h"
 
@@ -161,6 +163,22 @@ static void check_string(const char *s, size_t n)
     buf_free(&b);
 }
 
+/* The first value of the name at the top of a valid text; any text may be searched. */
+static void check_find(const char *s, size_t n)
+{
+    char found[16];
+    bool any = json_find_string(s, n, "a", found, sizeof found);
+    json_find_string(s, n, "a.b", found, 2);
+    cJSON *tree = json_parse(s, n, NULL);
+    if (tree && cJSON_IsObject(tree) && !memchr(s, '\\', n)) {
+        json_find_string(s, n, "a", found, sizeof found);
+        const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(tree, "a"));
+        CHECK(any == (text && *text && strlen(text) < sizeof found));
+        CHECK(!any || strcmp(text, found) == 0);
+    }
+    cJSON_Delete(tree);
+}
+
 static void check_number(const char *p)
 {
     double v;
@@ -183,6 +201,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memcpy(text, data, size);
     check_text(text, size);
     check_string(text, size);
+    check_find(text, size);
     if (size >= sizeof(double)) check_number(text);
     free(text);
     return 0;

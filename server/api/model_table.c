@@ -523,8 +523,12 @@ static void serve_waits(struct model_table *t, uint64_t now, uint64_t *due)
     for (struct model_wait *w = t->waits.next; w != &t->waits && !t->op; w = w->next) {
         struct served_model *m = w->model;
         if (m->state != MODEL_UNLOADED && m->state != MODEL_FAILED) continue;
+        struct err e = {0};
         needs = true;
-        if (!m->estimated) {
+        if (m->estimated && too_large(t, m, m->need, &e)) { /* as its last load showed */
+            set_failed(t, m, &e);
+            kick(t);
+        } else if (!m->estimated) {
             m->state = MODEL_LOADING;
             begin(t, OP_ESTIMATE, m);
         } else if (fits(t, m)) {

@@ -444,13 +444,19 @@ static void begin_unload(struct model_table *t, struct served_model *m)
     begin(t, OP_UNLOAD, m);
 }
 
+/* Neither used nor held (hold.c). */
+static bool is_unused(const struct served_model *m)
+{
+    return m->state == MODEL_LOADED && !m->users && !bridge_active(m->bridge) && bridge_held(m->bridge) == HOLD_NONE;
+}
+
 int model_unload(struct model_table *t, struct served_model *m, struct err *e)
 {
     if (m->state != MODEL_LOADED) return err_set(e, ERR_NOT_FOUND, "the model %.100s is not loaded", m->name);
     if (t->op) return err_set(e, ERR_FULL, "another model is being loaded or unloaded: try again");
-    if (m->users || bridge_active(m->bridge))
-        return err_set(e, ERR_FULL, "the model %.100s is in use: %d requests or jobs", m->name,
-                       m->users > 1 ? m->users : 1);
+    if (!is_unused(m))
+        return err_set(e, ERR_FULL, "the model %.100s is in use: %d requests or jobs%s", m->name, m->users,
+                       bridge_held(m->bridge) == HOLD_NONE ? "" : ", and its generation is held");
     begin_unload(t, m);
     return 0;
 }
@@ -461,11 +467,6 @@ static bool fits(const struct model_table *t, const struct served_model *m)
 {
     bool room = !t->with.memory || loaded_bytes(t) + m->need <= t->with.memory;
     return room && (!t->with.max || loaded_count(t) < t->with.max);
-}
-
-static bool is_unused(const struct served_model *m)
-{
-    return m->state == MODEL_LOADED && !m->users && !bridge_active(m->bridge) && bridge_held(m->bridge) == HOLD_NONE;
 }
 
 static struct served_model *least_recent(const struct model_table *t)
@@ -488,7 +489,8 @@ static struct served_model *next_to_yield(const struct model_table *t)
     struct served_model *found = NULL;
     for (size_t i = 0; i < t->n; i++) {
         struct served_model *m = t->v[i];
-        if (m->state == MODEL_LOADED && !m->holds && (!found || m->loaded_at < found->loaded_at)) found = m;
+        bool may = m->state == MODEL_LOADED && !m->holds && bridge_held(m->bridge) == HOLD_NONE;
+        if (may && (!found || m->loaded_at < found->loaded_at)) found = m;
     }
     return found;
 }
@@ -552,6 +554,8 @@ static void unload_idle(struct model_table *t, uint64_t now, uint64_t *due)
         if (m->state != MODEL_LOADED || m->users) continue;
         if (now < at)
             sooner(due, at);
+        else if (bridge_held(m->bridge) != HOLD_NONE)
+            sooner(due, now + SECOND);
         else if (bridge_active(m->bridge) || t->op)
             sooner(due, now + BUSY_MS * (SECOND / 1000));
         else

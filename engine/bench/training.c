@@ -43,17 +43,6 @@ struct bench_spread bench_spread_of(double *v, int n)
     return (struct bench_spread){(v[(n - 1) / 2] + v[n / 2]) / 2, v[0], v[n - 1]};
 }
 
-double bench_training_macs(const struct model_config *c, uint64_t parameters, bool full, size_t trainable)
-{
-    double weights = (double)parameters, width = c->hidden;
-    if (!c->tied) weights -= width * c->vocab; /* the embedding table is read, not multiplied */
-    for (int l = 0; l < c->layers; l++) {
-        const struct block *b = model_block(c, l);
-        weights -= (double)(b->experts.count - b->experts.chosen) * b->experts.inter * width * (b->gated ? 3 : 2);
-    }
-    return full ? 3 * weights : 2 * weights + 3 * (double)trainable;
-}
-
 /* ---- rows -------------------------------------------------------------------------------------------------------- */
 
 /* Rows of random ids, no two alike.  mixed: of an eighth of `length` up to it, else all of it. */
@@ -136,8 +125,7 @@ static void fill_row(struct run *r, const struct train_params *p)
     for (int i = 0; i < TRAIN_PARTS; i++) row->part[i] = bench_spread_of(r->part[i], r->n);
     row->tokens = r->tokens / r->n;
     row->micro_batches = (double)row->usage.micro_batches / (double)row->usage.steps;
-    row->macs_per_token =
-        bench_training_macs(&r->model.c, r->model.w.parameters, p->method == TRAIN_FULL, row->plan.trainable);
+    row->macs_per_token = row->plan.macs_per_token;
     if (ceiling > 0) row->ceiling_ratio = row->macs_per_token * row->tokens_per_s.median / ceiling;
 }
 

@@ -66,11 +66,6 @@ struct bench_training {
 int bench_training(const struct bench_training_config *, struct bench_training *out, struct err *e);
 void bench_training_free(struct bench_training *);
 
-/* Multiply-adds of a token in a step: each weight once forward and once for the gradient of its input, all weights also
- * for their own gradients, adapters three times; attention is not counted. */
-struct model_config;
-double bench_training_macs(const struct model_config *, uint64_t parameters, bool full, size_t trainable);
-
 /* v[0, n) is sorted; n > 0. */
 struct bench_spread bench_spread_of(double *v, int n);
 

@@ -24,6 +24,7 @@ static int add_step(struct tfevents *f, const struct train_event *ev, struct err
         {"train/learning_rate", ev->learning_rate},
         {"train/tokens_per_second", ev->tokens_per_s},
         {"train/rows_per_second", ev->rows_per_s},
+        {"train/macs_per_second", ev->macs_per_s},
         {"time/data", ev->part[TRAIN_DATA]},
         {"time/forward", ev->part[TRAIN_FORWARD]},
         {"time/backward", ev->part[TRAIN_BACKWARD]},

@@ -217,6 +217,7 @@ static enum outcome train_step(struct train *t, struct err *e)
     ev.learning_rate = rate;
     ev.tokens_per_s = (double)sum.tokens / took;
     ev.rows_per_s = (double)sum.rows / took;
+    ev.macs_per_s = ev.tokens_per_s * t->plan.macs_per_token;
     memcpy(ev.part, t->clock.part, sizeof ev.part);
     ev.host_use = (double)t->clock.cpu * 1e-9 / (took * t->cores);
     ev.device_use = (ev.part[TRAIN_FORWARD] + ev.part[TRAIN_BACKWARD] + ev.part[TRAIN_OPTIMIZER]) / took;

@@ -108,6 +108,20 @@ static void note_machine(struct train *t, bool own_memory, size_t room)
     t->plan.own_memory = own_memory;
 }
 
+/* Each weight once forward and once for the gradient of its input, all weights also for their own gradients, adapters
+ * three times. */
+static double macs_per_token(const struct train *t)
+{
+    const struct model_config *c = &t->model->c;
+    double weights = (double)t->model->w.parameters, width = c->hidden;
+    if (!c->tied) weights -= width * c->vocab; /* the embedding table is read, not multiplied */
+    for (int l = 0; l < c->layers; l++) {
+        const struct block *b = model_block(c, l);
+        weights -= (double)(b->experts.count - b->experts.chosen) * b->experts.inter * width * (b->gated ? 3 : 2);
+    }
+    return t->lora_method ? 2 * weights + 3 * (double)t->plan.trainable : 3 * weights;
+}
+
 /* Chooses whether activations are recomputed, and rejects jobs that do not fit. */
 static int plan_memory(struct train *t, struct err *e)
 {
@@ -125,6 +139,7 @@ static int plan_memory(struct train *t, struct err *e)
                        t->o.trained);
     p->weight_bytes = t->model->w.bytes;
     p->trainable = t->o.trained;
+    p->macs_per_token = macs_per_token(t);
     p->offload = t->p.offload_optimizer && own;
     p->state_bytes = (size_t)copies * t->o.n * sizeof(float) + muon_bytes(&t->o.muon);
     if (!p->offload) p->state_bytes += p->moment_bytes;

@@ -148,11 +148,12 @@ struct train_plan {
     bool offload;        /* the moments are in the host's memory, the rest in the device's own */
     int micro_tokens;    /* of a micro-batch at most */
     bool recompute;
-    int most_tokens;    /* what micro_tokens would be with more memory */
-    size_t kept_bytes;  /* activation_bytes if nothing were recomputed */
-    size_t room_bytes;  /* memory that was free for states and activations; TRAIN_ROOM_MOST of it may be used */
-    int threads, cores; /* of the device; that the process may use, 0: the device has its own */
-    bool own_memory;    /* the device does not use the host's */
+    int most_tokens;       /* what micro_tokens would be with more memory */
+    size_t kept_bytes;     /* activation_bytes if nothing were recomputed */
+    size_t room_bytes;     /* memory that was free for states and activations; TRAIN_ROOM_MOST of it may be used */
+    int threads, cores;    /* of the device; that the process may use, 0: the device has its own */
+    bool own_memory;       /* the device does not use the host's */
+    double macs_per_token; /* multiply-adds of a token in a step, without attention */
 };
 #define TRAIN_ROOM_MOST 0.95
 
@@ -173,7 +174,7 @@ struct train_event {
     double grad_norm; /* before clipping */
     double learning_rate;
     double tokens_per_s; /* all tokens of the step, over its wall time */
-    double rows_per_s;
+    double rows_per_s, macs_per_s;
     double part[TRAIN_PARTS];       /* seconds of the step by part; STEP only */
     double host_use, device_use;    /* of the step: shares of the cores' time that the process took, and of the device's
                                        in which it computed for the job; STEP only */

@@ -94,6 +94,7 @@ static const struct figure figures[] = {
     {"plan.trainable_parameters", "trained parameters", 1, 0, false},
     {"usage.tokens_per_s", "tokens/s", 1, 0, false},
     {"usage.rows_per_s", "rows/s", 1, -4, false},
+    {"usage.macs_per_s", "G multiply-adds/s", 1e-9, -4, false},
     {"usage.micro_batches_per_step", "micro-batches a step", 1, -4, false},
     {"usage.peak_host_bytes", "peak memory of the host, MiB", 0x1p-20, 0, false},
     {"usage.peak_device_bytes", "peak memory of the device, MiB", 0x1p-20, 0, false},

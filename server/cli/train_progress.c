@@ -115,7 +115,10 @@ void train_summary_text(struct buf *out, const struct train_progress *p, const s
     buf_printf(out, "\nmemory at most: %.2f GiB of the host", (double)u->host_peak / GIB);
     if (u->device_peak) buf_printf(out, ", %.2f GiB of the device", (double)u->device_peak / GIB);
     buf_char(out, '\n');
-    if (u->cpu_seconds > 0) buf_printf(out, "processor: %.2f cores on average\n", u->cpu_seconds / u->seconds);
+    if (u->cpu_seconds > 0) buf_printf(out, "processor: %.2f cores on average", u->cpu_seconds / u->seconds);
+    if (u->cpu_seconds > 0 && p->macs_per_token > 0)
+        buf_printf(out, ", %.3g G multiply-adds/s", (double)u->tokens / u->seconds * p->macs_per_token * 1e-9);
+    if (u->cpu_seconds > 0) buf_char(out, '\n');
     if (isfinite(p->best_loss)) buf_printf(out, "best evaluation: loss %.4f\n", p->best_loss);
     if (p->cost_per_hour > 0)
         buf_printf(out, "cost: %.4g at %g an hour\n", all / 3600 * p->cost_per_hour, p->cost_per_hour);
@@ -153,7 +156,10 @@ void train_progress_show(struct train_progress *p, const struct train_event *e)
     if (e->kind == TRAIN_CHECKPOINT) return;
     end_line(p);
     switch (e->kind) {
-    case TRAIN_PLAN: show_plan(p->out, e->plan); break;
+    case TRAIN_PLAN:
+        p->macs_per_token = e->plan->macs_per_token;
+        show_plan(p->out, e->plan);
+        break;
     case TRAIN_RESUMED: fprintf(p->out, "going on after step %lld\n", (long long)e->step); break;
     case TRAIN_WARNING: fprintf(p->out, "warning: %s\n", e->text); break;
     case TRAIN_EVAL:

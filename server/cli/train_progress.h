@@ -18,6 +18,7 @@ struct train_progress {
     char text[512];              /* of the last event that had one */
     double eval_loss, best_loss; /* NAN: none */
     double cost_per_hour;        /* for the summary; 0: not shown */
+    double macs_per_token;       /* as planned; 0: unknown */
 };
 
 void train_progress_init(struct train_progress *, FILE *out, bool bar);

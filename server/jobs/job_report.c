@@ -119,6 +119,7 @@ void job_put_usage(struct buf *b, const struct train_event *ev)
     put_number(b, "rows", (double)u->rows);
     put_number(b, "tokens_per_s", (double)u->tokens / u->seconds);
     put_number(b, "rows_per_s", (double)u->rows / u->seconds);
+    if (ev->plan) put_number(b, "macs_per_s", (double)u->tokens / u->seconds * ev->plan->macs_per_token);
     put_number(b, "micro_batches_per_step", (double)u->micro_batches / (double)u->steps);
     put_bytes(b, "peak_host_bytes", u->host_peak);
     put_bytes(b, "peak_device_bytes", u->device_peak);

@@ -135,6 +135,7 @@ def test_gradient_norms_by_group(rows, tmp_path, method):
         together = sum(read[f"grad_norm/{g}"][step] ** 2 for g in groups) ** 0.5
         assert together == pytest.approx(read["train/grad_norm"][step], rel=1e-5)
         assert all(read[f"grad_norm/{g}"][step] > 0 for g in groups if g.startswith("layer."))
+        assert read["train/macs_per_second"][step] > 1e4 * read["train/tokens_per_second"][step]
         assert read["utilization/host"][step] > 0 and 0 < read["utilization/device"][step] <= 1 + 1e-6
     record = json.loads((tmp_path / "out" / RECORD).read_text())
     assert record["grad_norms"].keys() == groups and record["step"] == 3 and record["usage"]["steps"] == 3

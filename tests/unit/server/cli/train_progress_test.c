@@ -56,11 +56,11 @@ static void test_summary(void **state)
                         "memory at most: 3.00 GiB of the host\n");
     buf_clear(&text);
     u.device_peak = (size_t)1 << 29, u.eval_seconds = 120, u.checkpoint_seconds = 50, u.cpu_seconds = 15;
-    p.best_loss = 1.5, p.cost_per_hour = 20;
+    p.best_loss = 1.5, p.cost_per_hour = 20, p.macs_per_token = 1e8;
     train_summary_text(&text, &p, &u);
     assert_non_null(strstr(text.data, "10 steps in 3:00: 500 tokens/s"));
     assert_non_null(strstr(text.data, "evaluations 2:00; checkpoints 50 s\n"));
-    assert_non_null(strstr(text.data, ", 0.50 GiB of the device\nprocessor: 1.50 cores on average\nbest evaluation: "
+    assert_non_null(strstr(text.data, ", 0.50 GiB of the device\nprocessor: 1.50 cores on average, 50 G multiply-adds/s\nbest evaluation: "
                                       "loss 1.5000\ncost: 1 at 20 an hour\n"));
     buf_clear(&text);
     u.steps = 0; /* a job that was done already */

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 TESTS = Path(__file__).parent.parent
+sys.path.insert(0, str(TESTS / "model"))
+import checkpoint_formats as formats  # noqa: E402
+
 TANDEM = Path(os.environ.get("TANDEM_BUILD_DIR", TESTS.parent / "build")) / "server" / "tandem"
 MODELS, ADAPTERS = TESTS / "fixtures" / "models", TESTS / "fixtures" / "adapters"
 WRAPPERS = {"gemma3": "gemma3", "mistral": "mistral3", "ministral": "mistral3"}
@@ -98,3 +102,34 @@ def test_training(tmp_path):
     merged, whole = load_file(tmp_path / "merged" / "model.safetensors"), load_file(model / "model.safetensors")
     assert merged.keys() == whole.keys() and np.array_equal(merged["vision_tower.embeddings.weight"], whole["vision_tower.embeddings.weight"])
     assert [t[0] for t in answer(tmp_path / "merged")] == [t[0] for t in got]
+
+
+def test_fp8(tmp_path):
+    """As the instruct models of Ministral 3 are published: e4m3 with a scale for each matrix, the image part and the head in floats."""
+    source, models = MODELS / "mistral3-images", [tmp_path / "fp8", tmp_path / "floats"]
+    stored, floats, codes = {}, {}, []
+    for name, w in load_file(source / "model.safetensors").items():
+        if not name.startswith("language_model.model.layers.") or not name.endswith("proj.weight"):
+            stored[name] = floats[name] = w
+            continue
+        parts, floats[name] = formats.fp8(w)
+        codes.append(name)
+        stored |= {name.removesuffix("weight") + suffix: np.array(v.item(), np.float32) if v.size == 1 else v for suffix, v in parts.items()}
+        stored[name.removesuffix("weight") + "activation_scale"] = np.array(0.01, np.float32)
+    quantised = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None, "dequantize": False,
+                                         "modules_to_not_convert": ["model.vision_tower", "model.multi_modal_projector", "lm_head"]}}
+    for model, tensors, more in zip(models, (stored, floats), (quantised, {})):
+        shutil.copytree(source, model)
+        (model / "config.json").write_text(json.dumps(json.loads((source / "config.json").read_text()) | more))
+        save_file({k: np.ascontiguousarray(v) if v.ndim else v for k, v in tensors.items()}, model / "model.safetensors")
+    path = models[0] / "model.safetensors"
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:8 + size])
+    for name in codes:
+        header[name]["dtype"] = "F8_E4M3"
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size:])
+    ours, want = (answer(model, "--activations", "f32", "--kv-cache", "f32") for model in models)
+    assert [t[0] for t in ours] == [t[0] for t in want] and len(codes) == 14
+    assert max(abs(a[1] - b[1]) for a, b in zip(ours, want)) < 1e-3

@@ -88,7 +88,7 @@ static void run_table(const char *name, int threads)
     dev_close(ref);
 }
 
-/* the levels this machine has; returns how many */
+/* the levels this machine has, under TSan the best one: all share work among threads alike; returns how many */
 static int find_levels(const char **levels)
 {
     int n = 0;
@@ -101,6 +101,10 @@ static int find_levels(const char **levels)
             printf("skip %s: %s\n", all_levels[i], why);
         dev_close(d);
     }
+#ifdef TANDEM_SANITIZED_THREADS
+    if (n) levels[0] = levels[n - 1];
+    n = n > 0;
+#endif
     return n;
 }
 

@@ -28,6 +28,12 @@ enum { SCALE = 4 }; /* sanitizers are slow: a quarter of the work */
 #else
 enum { SCALE = 1 };
 #endif
+/* Under TSan not all types and families: they share work among threads alike, and differ in what a thread computes. */
+#ifdef TANDEM_SANITIZED_THREADS
+enum { EVERY_TYPE = 0 };
+#else
+enum { EVERY_TYPE = 1 };
+#endif
 
 static const char *fixtures;
 
@@ -249,6 +255,7 @@ static void test_batching_int8(void **state)
 
 static void test_batching_int4(void **state)
 {
+    if (!EVERY_TYPE) skip();
     batching_changes_nothing("tinystories-656k", "int4", "int8");
 }
 
@@ -259,6 +266,7 @@ static void test_batching_nf4(void **state)
 
 static void test_bf16_cache(void **state)
 {
+    if (!EVERY_TYPE) skip();
     batching_changes_nothing("tinystories-656k", "none", "bf16");
 }
 
@@ -266,6 +274,7 @@ static void test_bf16_cache(void **state)
 static void test_batching_families(void **state)
 {
     batching_changes_nothing("gemma2", "none", "f32");
+    if (!EVERY_TYPE) return;
     batching_changes_nothing("gemma3", "int8", "bf16");
     batching_changes_nothing("phi4-mini", "none", "f32");
     batching_changes_nothing("gpt-neox", "int4", "f32");

@@ -7,7 +7,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import BINARY, DEMO, ENV, MODEL, ROOT
+from conftest import BINARY, DEMO, ENV, MODEL, PATIENCE, ROOT
 
 CONFIG = json.loads((MODEL / "config.json").read_text())
 PROMPT, STEPS, REPEAT = 40, 6, 2
@@ -173,7 +173,7 @@ def test_other_devices(run):
 
 @pytest.mark.full
 def test_tables(run):
-    got = run("bench", "--model", MODEL, "--generate-tokens", 2, "--repeat", 1, "--batch", "1,2", timeout=300)
+    got = run("bench", "--model", MODEL, "--repeat", 1, "--batch", "1,2", timeout=300)
     text = ok(got)
     assert not got.stderr  # progress is for terminals
     lines = text.splitlines()
@@ -184,14 +184,7 @@ def test_tables(run):
     for op in ("linear", "head", "attn", "sample", "engine"):
         assert any(line.split()[:1] == [op] and line.count("%") == 3 for line in lines), op
     assert "what to change" in text
-
-
-@pytest.mark.full
-def test_lengths_fit_the_model(run):
-    """Without --prompt-tokens the model's room decides; the demo model has 512 positions."""
-    if MODEL != DEMO:
-        pytest.skip("another model")
-    assert "prompts of 447 tokens, then 64 steps" in ok(run("bench", "--repeat", 1, "--batch", 1, timeout=300))
+    assert MODEL != DEMO or "prompts of 447 tokens, then 64 steps" in text  # without --prompt-tokens its room of 512 decides
 
 
 # ---- single ops ------------------------------------------------------------------------------------------------------
@@ -257,7 +250,7 @@ def test_progress_and_interrupt():
     ours, theirs = pty.openpty()
     with subprocess.Popen([BINARY, "bench", "--model", MODEL, "--repeat", "1000"], stdout=subprocess.PIPE, stderr=theirs, cwd=ROOT, env=ENV) as p:
         os.close(theirs)
-        seen, end = b"", time.monotonic() + 120
+        seen, end = b"", time.monotonic() + PATIENCE
         while b" of 1000: " not in seen and time.monotonic() < end:
             seen += os.read(ours, 4096)
         p.send_signal(signal.SIGINT)

@@ -344,7 +344,7 @@ static bool read_format(struct conversion *c, const cJSON *config)
 }
 
 /* thinking and output_config.effort are variables of templates: enable_thinking (Qwen 3) and reasoning_effort
- * (gpt-oss).  chat_template_kwargs, which vLLM accepts here, comes first. */
+ * (gpt-oss); thinking.budget_tokens is the budget of thoughts.  chat_template_kwargs, which vLLM accepts here, comes first. */
 static bool read_template(struct conversion *c, const cJSON *config)
 {
     const cJSON *given = NULL, *thinking = NULL;
@@ -371,6 +371,11 @@ static bool read_template(struct conversion *c, const cJSON *config)
     }
     buf_char(c->out, '}');
     if (!*comma) c->out->data[c->out->len = start] = 0; /* nothing was given */
+    const cJSON *budget = cJSON_GetObjectItemCaseSensitive(thinking, "budget_tokens");
+    if (budget && !cJSON_IsNull(budget) && !(type && strcmp(type, "disabled") == 0)) {
+        buf_str(c->out, ",\"thinking_token_budget\":");
+        put_value(c->out, budget);
+    }
     return true;
 }
 

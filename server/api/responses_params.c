@@ -467,7 +467,8 @@ static void read_fields(struct conversion *c)
                                             {"min_p", "min_p"},           {"seed", "seed"},
                                             {"priority", "priority"},     {"timeout_ms", "timeout_ms"},
                                             {"ignore_eos", "ignore_eos"}, {"repetition_penalty", "repetition_penalty"},
-                                            {"cache_salt", "cache_salt"}, {"structured_outputs", "structured_outputs"}};
+                                            {"cache_salt", "cache_salt"}, {"structured_outputs", "structured_outputs"},
+                                            {"thinking_token_budget", "thinking_token_budget"}};
     buf_str(c->out, "{\"n\":1");
     for (size_t i = 0; i < sizeof copied / sizeof *copied; i++) {
         const cJSON *v = fields_find(&c->f, copied[i][0]);

@@ -251,7 +251,10 @@ jx calls_expression(struct jpool *p, const cJSON *calls)
     int i = 0;
     jx one = JX_NONE;
     cJSON_ArrayForEach(v, field(calls, "shape")) if (i < N_TEXTS) w.text[i++] = v->valuestring;
-    cJSON_ArrayForEach(v, field(calls, "tools")) one = jx_alt2(p, one, call(&w, v));
+    for (v = field(calls, "tools")->child; v && !jpool_failed(p); v = v->next) {
+        one = jx_alt2(p, one, call(&w, v));
+        jpool_name_failure(p, cJSON_GetStringValue(field(v, "name")));
+    }
     one = jx_shared(p, one);
     jx more = JX_EMPTY;
     if (cJSON_IsTrue(field(calls, "many")))

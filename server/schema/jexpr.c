@@ -56,6 +56,11 @@ void jpool_fail(struct jpool *p, const char *fmt, ...)
     va_end(ap);
 }
 
+void jpool_name_failure(struct jpool *p, const char *name)
+{
+    if (p->err.code) err_prefix(&p->err, "%.100s", name);
+}
+
 bool jpool_failed(const struct jpool *p)
 {
     return p->err.code != 0;

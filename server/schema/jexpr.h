@@ -36,6 +36,8 @@ void jpool_free(struct jpool *);
 /* Records the first failure, which jexpr_grammar reports. */
 __attribute__((format(printf, 2, 3))) void jpool_fail(struct jpool *, const char *fmt, ...);
 bool jpool_failed(const struct jpool *);
+/* Puts a name before the failure's text, if there is one. */
+void jpool_name_failure(struct jpool *, const char *name);
 
 jx jx_bytes(struct jpool *, const void *bytes, size_t n);
 jx jx_text(struct jpool *, const char *text);

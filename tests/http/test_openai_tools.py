@@ -225,13 +225,18 @@ def test_tool_choice_none(api):
 
 
 @pytest.fixture(scope="module")
-def thinker(start, model, tmp_path_factory):
-    """A template whose prompts end with <think>."""
+def thinking_template(tmp_path_factory):
+    """One whose prompts end with <think>."""
     path = tmp_path_factory.mktemp("templates") / "t.jinja"
     source = (TEMPLATES / f"{QWEN}.jinja").read_text()
     assert source.count("'<|im_start|>assistant\\n' }}") == 1
     path.write_text(source.replace("'<|im_start|>assistant\\n' }}", "'<|im_start|>assistant\\n<think>\\n' }}"))
-    with start("--chat-template", path, model=model) as s:
+    return path
+
+
+@pytest.fixture(scope="module")
+def thinker(start, model, thinking_template):
+    with start("--chat-template", thinking_template, "--speculate", "off", model=model) as s:
         yield Api(s, QWEN)
 
 
@@ -271,6 +276,20 @@ def test_budget_of_thoughts(thinker):
     assert endless.message.reasoning_content.startswith(alone.reasoning_content) and not endless.message.content
     hidden = thinker.create(tools=openai.omit, max_completion_tokens=40, **budget(11, include_reasoning=False)).choices[0].message
     assert hidden.content == alone.content and not hasattr(hidden, "reasoning_content")
+
+
+def test_budgets_with_speculation(thinker, start, model, thinking_template):
+    """Candidates behind the end of the thoughts, or of their budget, change nothing."""
+    def texts(api):
+        for tokens in (0, 1, 2, 5, 9, 14, 30):
+            for extra in ({}, {"response_format": {"type": "json_object"}}):
+                fields = {"tools": openai.omit, "max_completion_tokens": 60, "temperature": 0, **extra}
+                answer = api.create(**fields, **budget(tokens, repetition_penalty=1 if tokens % 2 else 1.1))
+                message = answer.choices[0].message
+                yield getattr(message, "reasoning_content", None), message.content, answer.usage.completion_tokens_details
+    with start("--chat-template", thinking_template, "--speculate", "on", model=model) as s:
+        assert list(texts(Api(s, QWEN))) == list(texts(thinker))
+        assert int(re.search(r"^tandem_speculative_accepted_tokens_total (\d+)", s.get("/metrics").text, re.M)[1]) > 0
 
 
 def test_json_behind_thoughts(thinker):

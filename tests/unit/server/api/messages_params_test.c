@@ -147,6 +147,10 @@ static void other_fields(void **state)
           "\"json_schema\",\"schema\":{}}},\"chat_template_kwargs\":{\"a\":1}," HI,
           CHAT_HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"answer\",\"schema\":{}}},"
                   "\"chat_template_kwargs\":{\"a\":1,\"enable_thinking\":false,\"reasoning_effort\":\"low\"}");
+    check("\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":1024}," HI,
+          CHAT_HI ",\"chat_template_kwargs\":{\"enable_thinking\":true},\"thinking_token_budget\":1024");
+    check("\"thinking\":{\"type\":\"disabled\",\"budget_tokens\":1024}," HI,
+          CHAT_HI ",\"chat_template_kwargs\":{\"enable_thinking\":false}");
     check("\"thinking\":{\"type\":\"enabled\"},\"chat_template_kwargs\":{\"enable_thinking\":false}," HI,
           CHAT_HI ",\"chat_template_kwargs\":{\"enable_thinking\":false}");
 }

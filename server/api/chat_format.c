@@ -1,7 +1,6 @@
 #include "server/api/chat_format.h"
 
 #include "engine/base/log.h"
-#include "engine/grammar/grammar.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "server/api/openai_params.h"
 #include "server/config/settings.h"
@@ -311,9 +310,7 @@ static void lead_to_answer(enum reasoning_format reasoning, const struct tokeniz
     bool json = request->kind == CONSTRAINT_JSON_OBJECT || request->kind == CONSTRAINT_JSON_SCHEMA;
     if (reasoning != REASONING_HARMONY || !json) return;
     char *marked = mark_special(lead, output_format(TOOL_FORMAT_HARMONY), t);
-    for (char *s = marked; *s; s++)
-        if (*s == CALLS_SPECIAL) *s = (char)GRAM_SPECIAL;
-    buf_str(&request->before, marked);
+    constraint_set_lead(request, marked);
     free(marked);
 }
 

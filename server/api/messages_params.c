@@ -344,7 +344,8 @@ static bool read_format(struct conversion *c, const cJSON *config)
 }
 
 /* thinking and output_config.effort are variables of templates: enable_thinking (Qwen 3) and reasoning_effort
- * (gpt-oss); thinking.budget_tokens is the budget of thoughts.  chat_template_kwargs, which vLLM accepts here, comes first. */
+ * (gpt-oss); thinking.budget_tokens is the budget of thoughts.  chat_template_kwargs, which vLLM accepts here, comes
+ * first. */
 static bool read_template(struct conversion *c, const cJSON *config)
 {
     const cJSON *given = NULL, *thinking = NULL;

@@ -19,9 +19,10 @@ static void put_error(struct exchange *x, struct buf *out, int status, const cha
                       const char *msg)
 {
     /* fields that have another name in the chat that a request became */
-    static const char *const names[][3] = {{"response_format", "text.format", "output_config.format"},
-                                           {"max_tokens", "max_output_tokens", "max_tokens"},
-                                           {"thinking_token_budget", "thinking_token_budget", "thinking.budget_tokens"}};
+    static const char *const names[][3] = {
+        {"response_format", "text.format", "output_config.format"},
+        {"max_tokens", "max_output_tokens", "max_tokens"},
+        {"thinking_token_budget", "thinking_token_budget", "thinking.budget_tokens"}};
     bool responses = x->style == STYLE_RESPONSES;
     struct buf text = {0};
     for (size_t i = 0; i < sizeof names / sizeof *names && x->style != STYLE_OPENAI; i++) {

@@ -461,13 +461,20 @@ static bool read_include(struct conversion *c)
 
 static void read_fields(struct conversion *c)
 {
-    static const char *const copied[][2] = {{"model", "model"},           {"max_output_tokens", "max_tokens"},
-                                            {"stream", "stream"},         {"temperature", "temperature"},
-                                            {"top_p", "top_p"},           {"top_k", "top_k"},
-                                            {"min_p", "min_p"},           {"seed", "seed"},
-                                            {"priority", "priority"},     {"timeout_ms", "timeout_ms"},
-                                            {"ignore_eos", "ignore_eos"}, {"repetition_penalty", "repetition_penalty"},
-                                            {"cache_salt", "cache_salt"}, {"structured_outputs", "structured_outputs"},
+    static const char *const copied[][2] = {{"model", "model"},
+                                            {"max_output_tokens", "max_tokens"},
+                                            {"stream", "stream"},
+                                            {"temperature", "temperature"},
+                                            {"top_p", "top_p"},
+                                            {"top_k", "top_k"},
+                                            {"min_p", "min_p"},
+                                            {"seed", "seed"},
+                                            {"priority", "priority"},
+                                            {"timeout_ms", "timeout_ms"},
+                                            {"ignore_eos", "ignore_eos"},
+                                            {"repetition_penalty", "repetition_penalty"},
+                                            {"cache_salt", "cache_salt"},
+                                            {"structured_outputs", "structured_outputs"},
                                             {"thinking_token_budget", "thinking_token_budget"}};
     buf_str(c->out, "{\"n\":1");
     for (size_t i = 0; i < sizeof copied / sizeof *copied; i++) {

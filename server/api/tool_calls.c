@@ -211,7 +211,7 @@ static bool python_byte(struct tool_parser *p, char c, bool *complete)
 
 static bool body_byte(struct tool_parser *p, char c)
 {
-    bool good = p->held.len - p->body_at < TOOL_CALL_MAX, complete = false;
+    bool good = c && p->held.len - p->body_at < TOOL_CALL_MAX, complete = false; /* a NUL is not for JSON */
     size_t end;
     buf_char(&p->held, c);
     end = p->held.len;

@@ -202,6 +202,12 @@ bool constraint_set_schema(struct constraint_request *request, const char *name,
     return take_schema(request, schema, e);
 }
 
+void constraint_set_lead(struct constraint_request *request, const char *text)
+{
+    buf_clear(&request->before);
+    for (; *text; text++) buf_char(&request->before, *text == CALLS_SPECIAL ? (char)GRAM_SPECIAL : *text);
+}
+
 bool constraint_set_calls(struct constraint_request *request, const char *name, const cJSON *calls, struct err *e)
 {
     constraint_request_free(request);

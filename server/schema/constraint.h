@@ -55,6 +55,8 @@ bool constraint_set_schema(struct constraint_request *, const char *field, const
                            const char *after, struct err *e);
 /* The same for calls of tools. */
 bool constraint_set_calls(struct constraint_request *, const char *field, const cJSON *calls, struct err *e);
+/* Generated before the constrained text; special tokens as in a call_shape (calls.h). */
+void constraint_set_lead(struct constraint_request *, const char *text);
 void constraint_request_free(struct constraint_request *);
 
 /* Compiles; any thread.  @return NULL and *e: ERR_INVALID with a sentence that names the position (a JSON pointer into

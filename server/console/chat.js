@@ -40,11 +40,15 @@ function busy(is) {
   $("chat-log").setAttribute("aria-busy", is);
 }
 
-// Reads the answer into text; -> why it ended.
-async function read(text, timing) {
+// Reads the answer into text, and what the model thought into thoughts; -> why it ended.
+async function read(text, thoughts, timing) {
   let end = null;
   for await (const event of postStream("v1/chat/completions", requestBody(), running.signal)) {
     const choice = event.choices?.[0];
+    if (choice?.delta?.reasoning_content) {
+      timing.token();
+      thoughts.add(choice.delta.reasoning_content);
+    }
     if (choice?.delta?.content) {
       timing.token();
       text.add(choice.delta.content);
@@ -68,14 +72,16 @@ async function send() {
   messages.push({ role: "user", content });
   const asked = bubble("user", "You", content);
   const answer = bubble("assistant", sampling().adapter || model.info?.model_id || "model", "");
+  const thoughts = new Growing(answer.node.insertBefore(el("p", { class: "hint" }), answer.text), $("chat-log"));
   const text = new Growing(answer.text, $("chat-log"));
   let end = null, failed = null;
   try {
-    end = await read(text, timing);
+    end = await read(text, thoughts, timing);
   } catch (e) {
     if (e.name === "AbortError") end = "stopped";
     else failed = e;
   }
+  thoughts.flush();
   text.flush();
   $("chat-stats").textContent = timing.text(end);
   if (failed && !text.value) { // as if it had not been sent

@@ -322,6 +322,9 @@ int chat_tool_constraint(const struct chat_format *c, const struct openai_params
         lead_to_answer(c->reasoning, t, request);
         return 0;
     }
+    /* A response format is for messages, and there will be none: instructor sends both. */
+    if (request->kind != CONSTRAINT_NONE && strcmp(request->field, "response_format") == 0)
+        constraint_request_free(request);
     if (request->kind != CONSTRAINT_NONE)
         return err_set(e, ERR_INVALID, "tool_choice: a call is demanded, and %s asks for something else",
                        request->field);

@@ -1,4 +1,4 @@
-"""instructor: structured output by calls and by JSON, whole and partial."""
+"""instructor: structured output by calls and by JSON, whole and partial; by chats, responses and messages."""
 from typing import Literal
 
 import openai
@@ -56,3 +56,28 @@ def test_any_json(talker):  # noqa: F811
     whole = client.chat.completions.create(**fields, seed=1)
     assert isinstance(whole, Anything)
     assert list(client.chat.completions.create_partial(**fields, seed=1))[-1].model_dump() == whole.model_dump()
+
+
+# ---- the other routes ------------------------------------------------------------------------------------------------
+
+def check_partial(pieces):
+    whole = Person.model_validate(pieces[-1].model_dump())
+    assert len(pieces) > 1 and all(whole.name.startswith(p.name or "") and p.age in (None, whole.age) for p in pieces)
+
+
+def test_responses(talker):  # noqa: F811
+    client = client_of(talker, instructor.Mode.RESPONSES_TOOLS)
+    fields = {"model": "talker", "input": "Who is it?", "response_model": Person, "max_output_tokens": 200, "max_retries": 0}
+    assert isinstance(client.responses.create(**fields), Person)
+    check_partial(list(client.responses.create_partial(**fields)))
+
+
+@pytest.mark.parametrize("mode", ["TOOLS", "JSON"])
+def test_messages(talker, mode):  # noqa: F811
+    anthropic = package("anthropic")
+    client = instructor.from_anthropic(anthropic.Anthropic(base_url=talker.url, api_key="none", max_retries=0), mode=instructor.Mode[mode])
+    fields = {"model": "talker", "messages": ASK, "response_model": Person, "max_tokens": 200, "max_retries": 0}
+    if mode == "JSON":  # it puts the schema into the prompt: what a model with random weights does not heed
+        fields["extra_body"] = {"structured_outputs": {"json": Person.model_json_schema()}}
+    assert isinstance(client.chat.completions.create(**fields), Person)
+    check_partial(list(client.chat.completions.create_partial(**fields)))

@@ -1,4 +1,5 @@
 """litellm: chats, streams, calls, embeddings, texts, and which of its exceptions a refusal becomes."""
+import asyncio
 import json
 
 import pytest
@@ -57,6 +58,26 @@ def test_responses(talker):  # noqa: F811
     assert got.output[0].content[0].text == "Well." and (got.output[1].name, got.output[1].arguments) == ("get_weather", '{"city": "Oslo"}')
     events = list(litellm.responses(input="How is the weather?", tools=[tool], stream=True, **says, **to))
     assert events[-1].type == "response.completed" and events[-1].response.output[1].arguments == '{"city": "Oslo"}'
+
+
+def test_messages(talker):  # noqa: F811
+    """As the provider anthropic, which converts chats into messages, and by litellm's own messages."""
+    to = {"model": "anthropic/talker", "api_base": talker.url, "api_key": "none", "max_tokens": 200}
+    says = {"structured_outputs": {"choice": ["Well.\n" + call_text("get_weather", '{"city": "Oslo"}')]}}
+    message = litellm.completion(messages=ASK, tools=[WEATHER], **says, **to).choices[0].message
+    [call] = message.tool_calls
+    assert message.content == "Well." and (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Oslo"})
+    chunks = list(litellm.completion(messages=ASK, tools=[WEATHER], stream=True, **says, **to))
+    [again] = litellm.stream_chunk_builder(chunks, messages=ASK).choices[0].message.tool_calls
+    assert (again.function.name, json.loads(again.function.arguments)) == ("get_weather", {"city": "Oslo"})
+    history = [*ASK, message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "Rain."}]
+    after = litellm.completion(messages=history, tools=[WEATHER], structured_outputs={"choice": ["It rains."]}, **to)
+    assert after.choices[0].message.content == "It rains." and after.choices[0].finish_reason == "stop"
+    tool = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
+    got = asyncio.run(litellm.anthropic.messages.acreate(messages=ASK, tools=[tool], tool_choice={"type": "any"}, **to))
+    assert got["content"][0]["input"]["city"] in ("Paris", "Oslo") and got["stop_reason"] == "tool_use"
+    with pytest.raises(litellm.NotFoundError):
+        litellm.completion(messages=ASK, **{**to, "model": "anthropic/nobody"})
 
 
 def test_structured_output(to):

@@ -1,9 +1,9 @@
-"""llama-index through OpenAILike: texts, chats, streams, calls and embeddings."""
+"""llama-index through OpenAILike: texts, chats, streams, calls and embeddings; by responses and messages, too."""
 import json
 from typing import Literal
 
 import pytest
-from client_rig import call_text, package, start, talker  # noqa: F401
+from client_rig import QWEN, call_text, make_talker, package, start, talker  # noqa: F401
 from pydantic import BaseModel
 
 llms = package("llama_index.llms.openai_like")
@@ -80,3 +80,46 @@ def test_embeddings(talker):  # noqa: F811
     got = model.get_text_embedding_batch(["one", "two", "three"])
     assert len(got) == 3 and got[0] == pytest.approx(model.get_query_embedding("one"), abs=1e-6)
     assert json.dumps(got[1]) != json.dumps(got[0])
+
+
+# ---- the other routes ------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def claude(start, tmp_path_factory):  # noqa: F811
+    """llama-index knows which models of Anthropic's there are, so the daemon takes any name."""
+    with start("--chat-template", QWEN, "--accept-any-model", "--kv-cache-bytes", "16M", "--threads", "2",
+               model=make_talker(tmp_path_factory.mktemp("models"))) as s:
+        yield s
+
+
+@pytest.fixture(params=["responses", "messages"])
+def other(request, claude):
+    def new(says=None):
+        body = {"extra_body": {"structured_outputs": {"choice": [says]}}} if says else {}
+        if request.param == "responses":
+            return package("llama_index.llms.openai").OpenAIResponses(model="gpt-4o", api_base=claude.url + "/v1", api_key="none", max_output_tokens=200,
+                                                                      max_retries=0, additional_kwargs=body)
+        return package("llama_index.llms.anthropic").Anthropic(model="claude-3-5-haiku-20241022", base_url=claude.url, api_key="none", max_tokens=200,
+                                                               max_retries=0, additional_kwargs=body)
+    return new
+
+
+def test_chat_on_other_routes(other):
+    messages = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="Hello")]
+    llm = other("It rains.")
+    pieces = list(llm.stream_chat(messages))
+    assert llm.chat(messages).message.content == "It rains." == "".join(p.delta or "" for p in pieces) and len(pieces) > 1
+
+
+def test_tools_on_other_routes(other):
+    tool = FunctionTool.from_defaults(get_weather)
+    llm = other("Let me see.\n" + call_text("get_weather", '{"city": "Oslo"}'))
+    answer = llm.chat_with_tools([tool], user_msg="How is the weather?")
+    [call] = llm.get_tool_calls_from_response(answer)
+    assert (call.tool_name, call.tool_kwargs) == ("get_weather", {"city": "Oslo"})
+    *_, last = llm.stream_chat_with_tools([tool], user_msg="How is the weather?")
+    [streamed] = llm.get_tool_calls_from_response(last)
+    assert (streamed.tool_name, streamed.tool_kwargs) == ("get_weather", {"city": "Oslo"})
+    history = [ChatMessage(role="user", content="How is the weather?"), answer.message,
+               ChatMessage(role="tool", content="Rain.", additional_kwargs={"tool_call_id": call.tool_id})]
+    assert other("It rains.").chat(history).message.content == "It rains."

@@ -1,4 +1,4 @@
-"""The openai package's helper for streams of calls, in the version that the other clients here want."""
+"""The openai package's helpers for streams of calls, in the version that the other clients here want."""
 from typing import Literal
 
 import openai
@@ -42,3 +42,24 @@ def test_stream_helper(talker, how, choice, text):  # noqa: F811
         assert message.content == "Let me see." and calls == [Weather(city="Oslo", days=[1]), Weather(city="Paris", days=[])]
     else:
         assert len(calls) == 1 and not message.content
+
+
+def test_responses_stream_and_parse(talker):  # noqa: F811
+    client = openai.OpenAI(base_url=talker.url + "/v1", api_key="none", max_retries=0, timeout=60)
+    fields = {"model": "talker", "input": ASK, "tools": [TOOL], "max_output_tokens": 300}
+    says = {"extra_body": {"structured_outputs": {"choice": ["Let me see.\n" + TWO]}}}
+    with client.responses.stream(**fields, **says) as stream:
+        arguments = [e.arguments for e in stream if e.type == "response.function_call_arguments.done"]
+        streamed = stream.get_final_response()
+    parsed = client.responses.parse(**fields, **says)
+    for got in (streamed, parsed):
+        calls = [i for i in got.output if i.type == "function_call"]
+        assert got.output_text == "Let me see." and [c.arguments for c in calls] == arguments
+        assert [c.parsed_arguments for c in calls] == [Weather(city="Oslo", days=[1]), Weather(city="Paris", days=[])]
+    results = [{"type": "function_call_output", "call_id": c.call_id, "output": "Rain."} for c in parsed.output if c.type == "function_call"]
+    history = [*ASK, *(i.model_dump(exclude={"parsed_arguments"}, exclude_none=True) for i in parsed.output), *results]
+    flat = [{"type": "function", **TOOL["function"]}]
+    after = client.responses.create(**{**fields, "input": history, "tools": flat}, extra_body={"structured_outputs": {"choice": ["It rains."]}})
+    assert after.output_text == "It rains." and after.usage.input_tokens_details.cached_tokens > 400
+    named = client.responses.parse(**fields, tool_choice={"type": "function", "name": "get_weather"}, extra_body={"seed": 1})
+    assert isinstance(named.output[0].parsed_arguments, Weather)

@@ -1,5 +1,5 @@
-"""pydantic-ai: an agent that calls tools until it answers, with output by calls and by a schema, whole and streamed; by chats and by
-responses."""
+"""pydantic-ai: an agent that calls tools until it answers, with output by calls and by a schema, whole and streamed; by chats,
+responses and messages."""
 import asyncio
 from typing import Literal
 
@@ -8,7 +8,9 @@ from client_rig import call_text, package, start, talker  # noqa: F401
 from pydantic import BaseModel, Field
 
 pydantic_ai = package("pydantic_ai")
+from pydantic_ai.models.anthropic import AnthropicModel  # noqa: E402
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel  # noqa: E402
+from pydantic_ai.providers.anthropic import AnthropicProvider  # noqa: E402
 from pydantic_ai.providers.openai import OpenAIProvider  # noqa: E402
 from pydantic_ai.usage import UsageLimits  # noqa: E402
 
@@ -20,8 +22,10 @@ class Report(BaseModel):
     degrees: int = Field(ge=1, le=9)
 
 
-@pytest.fixture(params=[OpenAIChatModel, OpenAIResponsesModel])
+@pytest.fixture(params=[OpenAIChatModel, OpenAIResponsesModel, AnthropicModel])
 def model(talker, request):  # noqa: F811
+    if request.param is AnthropicModel:
+        return AnthropicModel("talker", provider=AnthropicProvider(base_url=talker.url, api_key="none"))
     return request.param("talker", provider=OpenAIProvider(base_url=talker.url + "/v1", api_key="none"))
 
 
@@ -57,6 +61,8 @@ def test_output_by_a_call(model, seed):
 
 
 def test_output_by_a_schema(model):
+    if isinstance(model, AnthropicModel):
+        pytest.skip("pydantic-ai asks only models that it knows")
     agent = pydantic_ai.Agent(model, output_type=pydantic_ai.NativeOutput(Report), model_settings={"temperature": 1, "max_tokens": 200, "seed": 1})
     assert isinstance(agent.run_sync("How is the weather?", usage_limits=LIMITS).output, Report)
 

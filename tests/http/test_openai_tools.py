@@ -99,6 +99,12 @@ def test_required(api):
     assert len({c.message.tool_calls[0].function.arguments for c in answer.choices}) > 1
 
 
+def test_required_beside_a_response_format(api):
+    """The format is for messages, and there is none."""
+    answer = api.create(tool_choice="required", response_format={"type": "json_object"})
+    check_call(answer.choices[0].message.tool_calls[0])
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_stream_says_what_the_whole_says(api, seed):
     whole = api.create(tool_choice="required", seed=seed).choices[0]
@@ -348,7 +354,7 @@ def test_stream_helper_automatic(api):
 # ---- mistakes --------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("fields, says, param", [
-    ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "tool_choice"),
+    ({"tool_choice": "required", "extra_body": {"structured_outputs": {"choice": ["a"]}}}, "tool_choice", "tool_choice"),
     ({"tool_choice": "required", "tools": [tool("f", {"x": {"type": "no_such_type"}})]}, "`type`", "tools"),
     ({"tool_choice": "required", "tools": [tool("f", {"x": {"enum": ["x" * 140000]}})]}, "", "tools"),
     ({"tools": [tool(f"f{i}", {}) for i in range(513)]}, "at most 512", "tools"),

@@ -196,6 +196,6 @@ void messages_put_end(struct buf *out, struct messages_stream *s, const struct c
 void messages_put_error_event(struct buf *out, int status, const char *msg)
 {
     buf_str(out, "event: error\ndata: ");
-    http_put_anthropic_error(out, status, msg);
+    http_put_anthropic_error(out, status, msg, NULL);
     buf_str(out, "\n\n");
 }

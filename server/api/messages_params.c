@@ -95,30 +95,55 @@ static bool is_deferred(const cJSON *tool)
     return cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(tool, "defer_loading"));
 }
 
-/* A tool found by a search: what it is, where it is first named, so that the page before stays as it was. */
+/* What a tool is, as the templates show those at the front. */
+static void add_definition(struct conversion *c, const cJSON *tool, const cJSON *schema)
+{
+    const char *about = text_of(tool, "description");
+    struct buf text = {0};
+    buf_str(&text, "<function>{\"name\": ");
+    put_text(&text, text_of(tool, "name"));
+    buf_str(&text, ", \"description\": ");
+    put_text(&text, about ? about : "");
+    buf_str(&text, ", \"parameters\": ");
+    put_value(&text, schema);
+    buf_str(&text, "}</function>");
+    chat_body_text(&c->chat, text.data);
+    buf_free(&text);
+}
+
+/* A tool found by a search, or added: what it is, where it is first named, so that the page before stays as it was. */
 static void add_reference(struct conversion *c, const char *name)
 {
     const cJSON *tools = fields_find(&c->f, "tools");
     bool looked_up = c->n_references++ < REFERENCES_MAX;
     for (cJSON *t = looked_up && cJSON_IsArray(tools) ? tools->child : NULL; t; t = t->next) {
-        const char *known = text_of(t, "name"), *about = text_of(t, "description");
+        const char *known = text_of(t, "name");
         if (!known || strcmp(known, name) != 0) continue;
         const cJSON *schema = cJSON_GetObjectItemCaseSensitive(t, "input_schema");
         if (!is_deferred(t) || !cJSON_IsObject(schema) || cJSON_GetObjectItemCaseSensitive(t, "told")) break;
-        struct buf text = {0};
-        buf_str(&text, "<function>{\"name\": ");
-        put_text(&text, name);
-        buf_str(&text, ", \"description\": ");
-        put_text(&text, about ? about : "");
-        buf_str(&text, ", \"parameters\": ");
-        put_value(&text, schema);
-        buf_str(&text, "}</function>");
-        chat_body_text(&c->chat, text.data);
-        buf_free(&text);
+        add_definition(c, t, schema);
         cJSON_AddTrueToObject(t, "told");
         return;
     }
     chat_body_text(&c->chat, name);
+}
+
+/* The tools have changed: tool_addition, with a reference or a definition, and tool_removal. */
+static bool add_change(struct conversion *c, const cJSON *block, struct place at, bool added)
+{
+    const cJSON *tool = cJSON_GetObjectItemCaseSensitive(block, "tool");
+    const cJSON *definition = cJSON_GetObjectItemCaseSensitive(tool, "definition");
+    const cJSON *schema = cJSON_GetObjectItemCaseSensitive(definition, "input_schema");
+    const char *name = text_of(definition ? definition : tool, "name");
+    if (!name || (definition && !cJSON_IsObject(schema))) return refuse_block(c, at, "tool", "a tool by its name");
+    chat_body_text(&c->chat, added ? "This tool can be called now:" : "This tool can no longer be called:");
+    if (added && definition)
+        add_definition(c, definition, schema);
+    else if (added)
+        add_reference(c, name);
+    else
+        chat_body_text(&c->chat, name);
+    return true;
 }
 
 /* A block of a tool's result.  What is no text is told of: were it refused, so would be every later request of the
@@ -199,6 +224,8 @@ static bool add_block(struct conversion *c, const cJSON *block, struct place at)
         return true;
     }
     if (strcmp(type, "tool_use") == 0 && assistant) return add_call(c, block, at);
+    if (strcmp(type, "tool_addition") == 0 || strcmp(type, "tool_removal") == 0)
+        return add_change(c, block, at, strcmp(type, "tool_addition") == 0);
     return refuse_type(c, at, type);
 }
 
@@ -380,6 +407,21 @@ static bool read_template(struct conversion *c, const cJSON *config)
     return true;
 }
 
+/* Fields that ask for what the model's server would have to keep, or do besides. */
+static bool refuse_others(struct conversion *c)
+{
+    const cJSON *servers = fields_find(&c->f, "mcp_servers");
+    if (fields_find(&c->f, "thread"))
+        return fields_refuse(&c->f, MESSAGES_THREAD,
+                             "thread: conversations are not kept, so each request has all its messages");
+    if (fields_find(&c->f, "compaction"))
+        return fields_refuse(&c->f, "compaction", "compaction is not supported: ask for a summary in a message");
+    if (servers && (!cJSON_IsArray(servers) || servers->child))
+        return fields_refuse(&c->f, "mcp_servers",
+                             "mcp_servers is not supported: the client connects to them, and sends their `tools`");
+    return true;
+}
+
 static bool read_fields(struct conversion *c, bool count)
 {
     static const char *const copied[] = {"model",
@@ -416,8 +458,8 @@ static bool convert(struct conversion *c, bool count)
 {
     const cJSON *config = NULL;
     if (!cJSON_IsObject(c->f.at.obj)) return fields_refuse(&c->f, NULL, "expected a JSON object");
-    bool good = fields_few(c->f.at.obj, c->f.e) && read_fields(c, count) && read_messages(c) && read_tools(c) &&
-                fields_object(&c->f, "output_config", &config) && (count || read_format(c, config)) &&
+    bool good = fields_few(c->f.at.obj, c->f.e) && refuse_others(c) && read_fields(c, count) && read_messages(c) &&
+                read_tools(c) && fields_object(&c->f, "output_config", &config) && (count || read_format(c, config)) &&
                 read_template(c, config);
     if (good) buf_char(c->out, '}');
     return good;
@@ -432,6 +474,7 @@ bool messages_to_chat(const char *body, size_t len, bool count, struct messages_
     struct conversion c = {
         .f = {.at = {.obj = tree, .path = "", .e = e}, .e = e}, .out = &out->text, .chat = {.out = &out->text}};
     bool good = reserve(&out->held, MEMORY_LEAST + MEMORY_PER_BYTE * len, "the conversation", e) && convert(&c, count);
+    out->param = good ? NULL : c.f.param;
     chat_body_free(&c.chat);
     json_free(tree);
     return good;

@@ -25,7 +25,13 @@
 struct messages_chat {
     struct buf text;         /* JSON */
     struct reservation held; /* for it */
+    const char *param;       /* of a refusal: the field at fault; static; NULL: none */
 };
+
+/* The field of Anthropic's that makes a server keep a conversation.  Its packages send it by themselves, and go on
+ * without it after a refusal whose details have this code. */
+#define MESSAGES_THREAD "thread"
+#define MESSAGES_THREAD_DETAILS "{\"error_code\":\"thread_unsupported_request\",\"unsupported\":[]}"
 
 /* count: a body of count_tokens, which needs no max_tokens.  @return false and *e (also of memory, reservation.h). Free
  * with messages_chat_free in both cases. */

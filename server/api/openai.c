@@ -418,7 +418,7 @@ static void read_fields(struct exchange *x, const char *body, size_t len)
     if (x->style == STYLE_RESPONSES)
         good = responses_to_chat(body, len, &chat.text, &chat.held, &x->asked_for, &x->err, &x->param);
     else if (x->style != STYLE_OPENAI)
-        good = messages_to_chat(body, len, x->style == STYLE_COUNT, &chat, &x->err);
+        good = messages_to_chat(body, len, x->style == STYLE_COUNT, &chat, &x->err), x->param = chat.param;
     if (good && x->style != STYLE_OPENAI) body = chat.text.data, len = chat.text.len;
     x->status = good ? openai_params_parse(&x->params, x->route, &x->limits, body, len, &x->err, &x->param) : 400;
     messages_chat_free(&chat);

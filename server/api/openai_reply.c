@@ -4,6 +4,7 @@
 #include "engine/base/mem.h"
 #include "server/access/admission.h"
 #include "server/api/app.h"
+#include "server/api/messages_params.h"
 #include "server/api/served_model.h"
 #include "server/api/store_request.h"
 #include "server/bridge/bridge.h"
@@ -43,7 +44,8 @@ static void put_error(struct exchange *x, struct buf *out, int status, const cha
     else if (x->sse.hub)
         messages_put_error_event(out, status, text.data);
     else
-        http_put_anthropic_error(out, status, text.data);
+        http_put_anthropic_error(out, status, text.data,
+                                 param && strcmp(param, MESSAGES_THREAD) == 0 ? MESSAGES_THREAD_DETAILS : NULL);
     buf_free(&text);
 }
 

@@ -265,10 +265,11 @@ static const char *anthropic_type(int status)
     }
 }
 
-void http_put_anthropic_error(struct buf *out, int status, const char *msg)
+void http_put_anthropic_error(struct buf *out, int status, const char *msg, const char *details)
 {
     buf_printf(out, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":", anthropic_type(status));
     json_put_string(out, msg, strlen(msg));
+    if (details) buf_printf(out, ",\"details\":%s", details);
     buf_str(out, "}}");
 }
 
@@ -285,7 +286,7 @@ static void reply_error(struct http_req *req, int status, const char *type, cons
     struct buf b = {0};
     bool openai = strncmp(req->path, "/v1/", 4) == 0;
     if (speaks_anthropic(req->path)) {
-        http_put_anthropic_error(&b, status, text);
+        http_put_anthropic_error(&b, status, text, NULL);
         http_reply(req, status, "application/json", b.data, b.len);
         buf_free(&b);
         return;

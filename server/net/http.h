@@ -92,8 +92,9 @@ __attribute__((format(printf, 4, 5))) void http_reply_error(struct http_req *, i
 
 /* @return the type of OpenAI's errors with this status. */
 const char *http_openai_type(int status);
-/* {"type":"error","error":{"type":...,"message":...}} as Anthropic's servers have it */
-void http_put_anthropic_error(struct buf *out, int status, const char *msg);
+/* {"type":"error","error":{"type":...,"message":...,"details":...}} as Anthropic's servers have it; details: JSON, or
+ * NULL. */
+void http_put_anthropic_error(struct buf *out, int status, const char *msg, const char *details);
 
 /* Begins a streamed answer: chunked on HTTP/1.1, delimited by close on 1.0. */
 void http_start(struct http_req *, int status, const char *type);

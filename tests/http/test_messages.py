@@ -199,6 +199,12 @@ def test_what_is_refused(speaker, change, status, kind, text):
     assert got["type"] == "error" and got["error"]["type"] == kind and text in got["error"]["message"]
 
 
+def test_a_thread_is_refused_as_the_packages_know_it(speaker):
+    """They go on without it: with all messages in each request."""
+    got = ask(speaker, status=400, thread={"type": "continue", "previous_message_id": "msg_1"})
+    assert got["error"]["details"]["error_code"] == "thread_unsupported_request" and got["error"]["type"] == "invalid_request_error"
+
+
 def test_keys_and_limits(start, tmp_path):
     """Errors that come from elsewhere than the handler have the same form."""
     keys = tmp_path / "keys"

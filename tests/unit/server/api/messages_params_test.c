@@ -130,6 +130,37 @@ static void results(void **state)
                                                                       "\"defer_loading\":true}]");
 }
 
+/* Tools that come and go in the middle. */
+static void changes(void **state)
+{
+    (void)state;
+    check("\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"system\",\"content\":[{\"type\":\"tool_"
+          "addition\",\"tool\":{\"type\":"
+          "\"tool_definition\",\"definition\":{\"name\":\"g\",\"input_schema\":{}}}},{\"type\":\"tool_removal\","
+          "\"tool\":{\"type\":"
+          "\"tool_reference\",\"name\":\"f\"}},{\"type\":\"tool_addition\",\"tool\":{\"type\":\"tool_reference\","
+          "\"name\":\"f\"}}]}]",
+          "\"messages\":[" SAYS(
+              "user",
+              PART("a") "," PART("This tool can be called now:") ",{\"type\":\"text\",\"text\":\"<function>{"
+                                                                 "\\\"name\\\": \\\"g\\\", \\\"description\\\": "
+                                                                 "\\\"\\\", \\\"parameters\\\": "
+                                                                 "{}}</function>\"}," PART("This tool can no longer be "
+                                                                                           "called:") "," PART("f") "," PART(
+                                                                     "This tool can be called now:") "," PART("f")) "]");
+    check("\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"tool_addition\",\"tool\":{\"definition\":{"
+          "\"name\":\"g\"}}}]}]",
+          "!messages[0].content[0].tool: expected a tool by its name");
+    check("\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"tool_removal\",\"tool\":5}]}]",
+          "!messages[0].content[0].tool: expected a tool by its name");
+    check("\"thread\":{\"type\":\"create\"}," HI,
+          "!thread: conversations are not kept, so each request has all its messages");
+    check("\"mcp_servers\":[]," HI, CHAT_HI);
+    check("\"mcp_servers\":[{\"type\":\"url\"}]," HI,
+          "!mcp_servers is not supported: the client connects to them, and sends their `tools`");
+    check("\"compaction\":{}," HI, "!compaction is not supported: ask for a summary in a message");
+}
+
 static void other_fields(void **state)
 {
     (void)state;
@@ -200,7 +231,7 @@ static void counted(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(messages),     cmocka_unit_test(blocks),  cmocka_unit_test(results),
+        cmocka_unit_test(messages),     cmocka_unit_test(blocks),  cmocka_unit_test(results), cmocka_unit_test(changes),
         cmocka_unit_test(other_fields), cmocka_unit_test(refused), cmocka_unit_test(counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -257,7 +257,8 @@ static void forward_step(void *arg)
 void model_forward(struct model *m, const struct step_batch *b)
 {
     bool decodes = step_batch_decodes(b) && m->d->ops->replay && !m->c.encoder;
-    uint64_t key = (uint64_t)b->n_tokens << 43 | (uint64_t)b->n_rows << 25 | (uint64_t)b->pages_ld;
+    uint64_t key =
+        (uint64_t)m->beside << 62 | (uint64_t)b->n_tokens << 43 | (uint64_t)b->n_rows << 25 | (uint64_t)b->pages_ld;
     if (decodes && b->n_tokens < 1 << 18 && b->n_rows < 1 << 18 && b->pages_ld < 1 << 25)
         m->d->ops->replay(m->d, key, forward_step, &(struct step){m, b});
     else
@@ -292,6 +293,17 @@ int model_open(struct model *m, const char *dir, const struct dev_config *dc, co
         dev_close(m->d);
         m->d = NULL;
     }
+    return rc;
+}
+
+int model_open_on(struct model *m, const char *dir, struct dev *d, const struct quantize_how *quantize, bool verify,
+                  struct err *e)
+{
+    *m = (struct model){.beside = true};
+    int rc = model_config_read(dir, &m->c, e);
+    if (rc) return rc;
+    rc = weights_load(&m->w, d, &m->c, dir, quantize, verify, d->threads, e);
+    m->d = rc ? NULL : d;
     return rc;
 }
 
@@ -365,6 +377,6 @@ void model_close(struct model *m)
         if (buffers[i]) m->d->ops->free(m->d, buffers[i]);
     experts_close(&m->experts, m->d);
     weights_free(&m->w, m->d, &m->c);
-    dev_close(m->d);
+    if (!m->beside) dev_close(m->d);
     *m = (struct model){0};
 }

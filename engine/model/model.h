@@ -16,6 +16,7 @@
 struct model {
     struct model_config c;
     struct dev *d;
+    bool beside; /* another model's device, which stays open */
     struct weights w;
     struct rope_table rope[ROPES_MAX]; /* each of max_len positions */
     struct kv *kv;
@@ -37,7 +38,10 @@ struct model {
 /* Configuration and weights.  quantize: NULL keeps the file's types. */
 int model_open(struct model *, const char *dir, const struct dev_config *, const struct quantize_how *quantize,
                bool verify, struct err *);
-/* The same, and opens the device by name; NULL: cpu. */
+/* The same on the device of another model, whose thread uses both; that model is closed last. */
+int model_open_on(struct model *, const char *dir, struct dev *, const struct quantize_how *quantize, bool verify,
+                  struct err *);
+/* model_open, and opens the device by name; NULL: cpu. */
 int model_load(struct model *, const char *dir, const char *device, int threads, const struct quantize_how *quantize,
                bool verify, struct err *);
 

@@ -71,6 +71,16 @@ int model_open_as(struct model *m, const struct model_options *o, const struct c
     return rc;
 }
 
+int model_open_beside(struct model *m, const char *dir, const char *quantize, struct dev *d, struct err *e)
+{
+    enum dtype type = DT_NONE;
+    struct calibration none = {0};
+    *m = (struct model){0};
+    if (parse_quantize(quantize, &type, e)) return e->code;
+    struct quantize_how how = {.type = type, .nearest = quantize && strstr(quantize, "-nearest"), .calibration = &none};
+    return model_open_on(m, dir, d, &how, false, e);
+}
+
 int model_pin(const struct model *m, const struct cpus *cpus, struct err *e)
 {
     const struct dev_ops *ops = m->d->ops;

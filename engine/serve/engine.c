@@ -52,7 +52,8 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
         g->s.model.d->ops->memory(g->s.model.d, &taken);
         g->s.info.device_budget = taken.budget; /* the largest budget that could be reserved */
         g->s.info.device_base = g->stats.device_used = taken.used;
-        g->s.info.workspace_bytes = taken.used - m->weight_bytes - m->kv_bytes; /* all but weights and cache */
+        g->s.info.workspace_bytes = taken.used - m->weight_bytes - m->kv_bytes - m->draft_weight_bytes -
+                                    m->draft_kv_bytes; /* all but weights and cache */
     }
     mailbox_init(&g->inbox);
     events_init(&g->events);
@@ -80,6 +81,9 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     }
     g->by_id = mem_array((size_t)g->id_mask + 1, sizeof *g->by_id);
     g->speculate = speculate;
+    g->no_draft = !g->s.draft;
+    if (speculate != SPECULATE_OFF && c->history_bytes)
+        g->history = history_new(c->history_bytes, rng_mix(clock_unix()));
     g->stats.pages_total = g->now.pages_total = m->pages;
     g->share = (struct train_quantum){.budget_ns = 1e9 * (c->train_itl_budget > 0 ? c->train_itl_budget : 0.05),
                                       .slowdown = c->train_slowdown >= 1 ? c->train_slowdown : 1.2};
@@ -125,6 +129,7 @@ void engine_close(struct engine *g)
     scheduler_gate_free(g->gate);
     sched_free(&g->sched);
     kv_pool_free(g->pool);
+    history_free(g->history);
     step_batch_close(&g->batch, g->s.model.d);
     adapters_close(&g->adapters, g->s.model.d);
     setup_close(&g->s);

@@ -13,6 +13,7 @@
 #include "engine/base/err.h"
 #include "engine/base/histogram.h"
 #include "engine/model/embedder.h"
+#include "engine/serve/speculate.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "engine/train/train.h"
 
@@ -52,8 +53,13 @@ struct engine_config {
     int max_adapters;       /* loaded at once; 0: 64 */
     int max_lora_rank;      /* of an adapter; 0: 256 */
     bool no_prefix_cache;
-    const char *speculate; /* candidates from a text's own repetitions, verified several in a step; no text depends on
-                              it. NULL or "off"; "auto": where it saves time, on devices that use host memory; "on" */
+    const char *speculate;   /* candidates from a text's own repetitions, verified several in a step; no text depends on
+                                it. NULL or "off"; "auto": where it saves time, on devices that use host memory; "on" */
+    const char *draft_model; /* a directory: a small model of the same vocabulary that proposes candidates; NULL; not
+                                opened while speculate is off */
+    const char *draft_model_name; /* what it is called; NULL: its directory */
+    size_t draft_kv_bytes;        /* of its KV pages; 0: 16 texts of moderate length, at least one of the full length */
+    size_t history_bytes;         /* of earlier texts that candidates are taken from (history.h); 0: none */
     bool record_steps;   /* warm-up: capture the CUDA graphs of all decode batch sizes when opening, for up to a second,
                             so that the first requests do not wait for it (warmup.h); meant for long-running servers */
     bool verify_weights; /* compare every byte with the checksums `tandem quantize` wrote; an error where it has none */
@@ -104,8 +110,12 @@ struct engine_info {
     double load_seconds;
     double weights_seconds, tokenizer_seconds, memory_seconds; /* its parts: reading and packing, the vocabulary, KV
                                                                   pages and workspace */
-    size_t workspace_bytes; /* activations and logits of a step; index arrays are small and not counted.  With the
-                               scratch of a device whose memory is its own */
+    size_t workspace_bytes;  /* activations and logits of a step; index arrays are small and not counted.  With the
+                                scratch of a device whose memory is its own */
+    const char *draft_model; /* NULL: none, and zeros */
+    uint64_t draft_parameters;
+    size_t draft_weight_bytes, draft_kv_bytes, draft_workspace_bytes;
+    int draft_pages, draft_max_tokens;               /* longer texts are not drafted */
     size_t device_bytes, device_budget, device_base; /* such a device's memory, what may be taken of it, and what is
                                                         taken before the first request; 0 for others */
 };
@@ -344,8 +354,13 @@ struct engine_stats {
     size_t device_used;     /* of info's device_budget; beyond its device_base: adapters and training */
     uint64_t decode_tokens; /* computed to follow generated ones; the others are of prompts, or computed again */
     uint64_t proposed_tokens, accepted_tokens; /* candidates computed, and those that were right */
-    double saved_steps;                        /* steps that these would have taken, each shared by its sequences */
-    uint64_t held_rows; /* rows not sampled in a step because their mask was not there (masker.h) */
+    uint64_t proposed_by[SPECULATE_SOURCES], accepted_by[SPECULATE_SOURCES]; /* the same by where they came from */
+    uint64_t draft_steps, draft_ns, draft_prompt_tokens; /* of the draft model: its steps for candidates, all its time,
+                                                            and known tokens that it computed before */
+    int history_entries;
+    size_t history_bytes; /* of earlier texts that are kept */
+    double saved_steps;   /* steps that these would have taken, each shared by its sequences */
+    uint64_t held_rows;   /* rows not sampled in a step because their mask was not there (masker.h) */
 };
 
 extern const histogram_bounds engine_step_seconds_bounds, engine_step_tokens_bounds, engine_step_seqs_bounds;

@@ -97,8 +97,12 @@ struct engine {
     struct step_times times;
     enum speculate speculate;
     struct speculate_pace pace;
+    struct history *history; /* NULL: none */
+    bool no_draft;           /* there is none, or it failed */
+    uint64_t draft_step_ns;  /* that the draft took before this step, for its candidates */
     bool decodes;            /* in this step every sequence has one known token to compute, and generates */
-    int n_drafts;            /* candidates of this step */
+    int n_drafts;            /* candidates of this step, */
+    int n_proposed[2];       /* by texts and draft */
     uint64_t mask_until;     /* clock: how long masks may be made on this thread */
     struct engine_stats now; /* what stats becomes at the end of the step */
 
@@ -130,9 +134,20 @@ void engine_end_if_idle(struct engine *, struct request *);
 /* hold.c, by the engine thread */
 void engine_take_hold(struct engine *, enum engine_hold);
 
-/* step.c, stats.c, by the engine thread */
+/* candidates.c, by the engine thread */
 /* Adds candidates to the plan. */
 void engine_speculate(struct engine *, const struct plan *);
+/* `right` of a request's n candidates were.  NULL: it has ended. */
+void engine_verified(struct engine *, struct request *, enum speculate_source, int n, int right);
+/* After a step of n_seqs: what its candidates cost and gained.  before: the accepted tokens before it. */
+struct accepted {
+    uint64_t by[SPECULATE_SOURCES];
+};
+void engine_note_speculation(struct engine *, int n_seqs, uint64_t start, const struct accepted *before);
+/* A text ends: it is kept for later requests of its prompt. */
+void engine_remember(struct engine *, const struct request *, enum finish_reason);
+
+/* step.c, stats.c, by the engine thread */
 void engine_run_step(struct engine *, const struct plan *);
 void engine_publish(struct engine *, const struct plan *); /* stats and debug state; plan NULL: no step was planned */
 

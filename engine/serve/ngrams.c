@@ -4,10 +4,7 @@
 
 #include <stdlib.h>
 
-enum {
-    PLACES = 16, /* compared for one proposal */
-    AGREE = 64,  /* tokens compared at each */
-};
+enum { PLACES = 16 }; /* compared for one proposal */
 
 bool ngrams_open(struct ngrams *g, int len)
 {
@@ -23,6 +20,11 @@ void ngrams_close(struct ngrams *g)
 {
     free(g->head);
     *g = (struct ngrams){0};
+}
+
+size_t ngrams_bytes(const struct ngrams *g)
+{
+    return g->head ? 2 * ((size_t)g->mask + 1) * sizeof *g->head : 0;
 }
 
 /* of the n-gram whose last token is at `pos` */
@@ -48,28 +50,47 @@ bool ngrams_add(struct ngrams *g, const int32_t *tokens, int n)
     return end == n;
 }
 
-/* @return how many tokens up to `a` equal those up to `b`, at most AGREE; a < b. */
-static int agreement(const int32_t *tokens, int a, int b)
+/* @return how many tokens up to a[i] equal those up to b[k], at most NGRAMS_AGREE. */
+static int agreement(const int32_t *a, int i, const int32_t *b, int k)
 {
     int n = 0;
-    while (n < AGREE && n <= a && tokens[a - n] == tokens[b - n]) n++;
+    while (n < NGRAMS_AGREE && n <= i && n <= k && a[i - n] == b[k - n]) n++;
     return n;
 }
 
-int ngrams_propose(const struct ngrams *g, const int32_t *tokens, int n, int most, int32_t *out)
+int ngrams_propose(const struct ngrams *g, const int32_t *tokens, int n, int most, int32_t *out, int *agreed)
 {
     int last = n - 1, best = -1, best_len = NGRAM - 1;
     if (n < NGRAM || g->n != n || most <= 0) return 0;
     int at = g->prev[(uint32_t)last & g->mask] - 1;
     for (int i = 0; i < PLACES && at >= 0 && last - at <= (int)g->mask; i++) {
-        int len = agreement(tokens, at, last);
+        int len = agreement(tokens, at, tokens, last);
         if (len > best_len) best = at, best_len = len;
         int before = g->prev[(uint32_t)at & g->mask] - 1;
         if (before >= at) break; /* its place in the ring was taken by a later token */
         at = before;
     }
     if (best < 0) return 0;
+    *agreed = best_len;
     /* Past the end of the text it repeats itself: a period goes on. */
     for (int i = 0; i < most; i++) out[i] = best + 1 + i < n ? tokens[best + 1 + i] : out[best + 1 + i - n];
     return most;
+}
+
+int ngrams_propose_from(const struct ngrams *g, const int32_t *text, int m, const int32_t *tokens, int n, int most,
+                        int32_t *out, int *agreed)
+{
+    int best = -1, best_len = NGRAM - 1, k = 0;
+    if (n < NGRAM || g->n != m || most <= 0) return 0;
+    int at = g->head[hash_at(g, tokens, n - 1)] - 1;
+    for (int i = 0; i < PLACES && at >= 0 && m - 1 - at <= (int)g->mask; i++) {
+        int len = agreement(text, at, tokens, n - 1);
+        if (len > best_len) best = at, best_len = len;
+        int before = g->prev[(uint32_t)at & g->mask] - 1;
+        if (before >= at) break;
+        at = before;
+    }
+    *agreed = best_len;
+    for (; best >= 0 && k < most && best + 1 + k < m && text[best + 1 + k] >= 0; k++) out[k] = text[best + 1 + k];
+    return k;
 }

@@ -6,11 +6,13 @@
 #define TANDEM_ENGINE_SERVE_NGRAMS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 enum {
     NGRAM = 3,
     NGRAMS_MAX = 1 << 15, /* the last tokens of a text that are indexed */
+    NGRAMS_AGREE = 64,    /* tokens compared at a place */
     NGRAMS_ADD = 1 << 12, /* tokens added by one call, which bounds its time */
 };
 
@@ -24,10 +26,16 @@ struct ngrams {
 /* For a text of at most `len` tokens.  @return false: no memory; nothing is proposed then. */
 bool ngrams_open(struct ngrams *, int len);
 void ngrams_close(struct ngrams *);
+size_t ngrams_bytes(const struct ngrams *);
 
 /* Adds the tokens of the text (n) that are new to the index, at most NGRAMS_ADD.  @return whether it has all. */
 bool ngrams_add(struct ngrams *, const int32_t *tokens, int n);
-/* What may follow the text (n), all of which is indexed: at most `most` tokens to out.  @return their number. */
-int ngrams_propose(const struct ngrams *, const int32_t *tokens, int n, int most, int32_t *out);
+/* What may follow the text (n), all of which is indexed: at most `most` tokens to out.  @return their number;
+ * *agreed: how many tokens before them agree, at most NGRAMS_AGREE. */
+int ngrams_propose(const struct ngrams *, const int32_t *tokens, int n, int most, int32_t *out, int *agreed);
+/* The same of another text: what followed there (`text`, m tokens, all of which is indexed) after the place that agrees
+ * furthest back with the end of `tokens`, up to its end or a negative token. */
+int ngrams_propose_from(const struct ngrams *, const int32_t *text, int m, const int32_t *tokens, int n, int most,
+                        int32_t *out, int *agreed);
 
 #endif

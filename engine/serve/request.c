@@ -252,12 +252,34 @@ void request_free(struct request *r)
     masked_free(r->behind);
     buf_free(&r->tail);
     ngrams_close(&r->guess.index);
+    history_unref(r->guess.history);
     free(r->counts);
     free(r->count_slot);
     free(r);
 }
 
 /* ---- sampling ---- */
+
+static void put_choice(const struct sampling_params *s, int n_before, struct sample_row *row)
+{
+    if (!s->sample) return;
+    row->temperature = s->temperature;
+    row->top_p = s->top_p;
+    row->min_p = s->min_p;
+    row->typical_p = s->typical_p;
+    row->top_k = s->top_k;
+    row->seed = s->seed;
+    row->step = (uint64_t)n_before;
+}
+
+static void put_penalties(const struct request *r, struct sample_row *row)
+{
+    row->repetition = r->sampling.repetition;
+    row->frequency = r->sampling.frequency;
+    row->presence = r->sampling.presence;
+    row->counts = r->counts;
+    row->n_counts = r->n_counts;
+}
 
 void request_sample_row(struct request *r, int pos, struct sample_row *row)
 {
@@ -274,26 +296,25 @@ void request_sample_row(struct request *r, int pos, struct sample_row *row)
     }
     if (r->masked) row->allowed = masked_bits(r->masked);
     r->whole = r->masked && masked_ends(r->masked);
-    if (s->sample) {
-        row->temperature = s->temperature;
-        row->top_p = s->top_p;
-        row->min_p = s->min_p;
-        row->typical_p = s->typical_p;
-        row->top_k = s->top_k;
-        row->seed = s->seed;
-        row->step = (uint64_t)n_before;
-    }
-    row->repetition = s->repetition;
-    row->frequency = s->frequency;
-    row->presence = s->presence;
+    put_choice(s, n_before, row);
+    put_penalties(r, row);
     row->adds = r->adds;
     row->n_adds = r->n_bias;
     if (n_before < r->min_new && !r->whole)
         row->n_adds += r->n_bans;
     else if (r->masked && r->ignore_eos && !r->whole)
         row->n_adds += r->n_eos_bans;
-    row->counts = r->counts;
-    row->n_counts = r->n_counts;
+}
+
+void request_draft_row(const struct request *r, int ahead, bool whole, struct sample_row *row)
+{
+    int n_before = r->seq.n_known + ahead - r->n_prompt;
+    *row = (struct sample_row){.top_p = 1, .typical_p = 1, .repetition = 1, .forced = -1};
+    put_choice(&r->sampling, n_before, row);
+    if (!whole) return;
+    put_penalties(r, row); /* of the known tokens */
+    row->adds = r->adds;
+    row->n_adds = r->n_bias + (n_before < r->min_new ? r->n_bans : 0);
 }
 
 /* ---- events ---- */

@@ -6,8 +6,10 @@
 #ifndef TANDEM_ENGINE_SERVE_REQUEST_H
 #define TANDEM_ENGINE_SERVE_REQUEST_H
 
+#include "engine/serve/draft.h"
 #include "engine/serve/engine.h"
 #include "engine/serve/events.h"
+#include "engine/serve/history.h"
 #include "engine/serve/masker.h"
 #include "engine/serve/sched.h"
 #include "engine/serve/speculate.h"
@@ -56,6 +58,7 @@ struct request {
     uint32_t count_mask;
 
     struct speculation guess;
+    struct draft_text draft;
 
     struct stop_text stop[ENGINE_STOP_MAX];
     int32_t stop_ids[ENGINE_STOP_MAX];
@@ -79,6 +82,10 @@ bool request_pools_last(const struct poolings *);
 
 /* Sets the sampling parameters of the row that follows the token at `pos`, a candidate's too. */
 void request_sample_row(struct request *, int pos, struct sample_row *row);
+
+/* The same for a draft's choice of the candidate that has `ahead` others before it: by the request's seed and index,
+ * and as near to its other parameters as they can be known before.  whole: the draft has every token of the model. */
+void request_draft_row(const struct request *, int ahead, bool whole, struct sample_row *row);
 
 /* After the row of the prompt token at `pos` was computed: emits EV_PROMPT for token pos + 1 (for token 0 first). */
 void request_prompt_row(struct request *, int pos, const struct sample_out *, const struct tokenizer *,

@@ -12,6 +12,7 @@ static struct request **find_link(struct engine *g, uint64_t id)
 
 void engine_drop_request(struct engine *g, struct request *r)
 {
+    if (r) draft_release(g->s.draft, &r->draft);
     if (r && adapters_release(&g->adapters, r->adapter)) engine_adapters_sweep(g);
     request_free(r);
 }
@@ -26,6 +27,7 @@ void engine_end_request(struct engine *g, struct request *r, enum finish_reason 
     struct request **link = find_link(g, r->id);
     CHECK(*link == r);
     *link = r->next;
+    engine_remember(g, r, why);
     request_done(r, why, stop_index, error, &g->events, clock_now());
     engine_drop_request(g, r);
 }

@@ -219,6 +219,9 @@ int setup_open(struct setup *s, const struct engine_config *c, int more_rows, st
     if (!rc) rc = embedder_open(&s->embedder, c->model, &s->model.c, e);
     if (!rc) {
         s->kv_type = kv_type == DT_NONE ? s->model.d->ops->kv_type : kv_type;
+        if (c->draft_model && c->speculate && strcmp(c->speculate, "off")) rc = draft_open(&s->draft, s, c, e);
+    }
+    if (!rc) {
         rc = reserve_all(s, c, e);
     }
     s->record_steps = c->record_steps;
@@ -242,6 +245,8 @@ void setup_close(struct setup *s)
     free(s->base_name);
     s->base_name = NULL;
     embedder_free(&s->embedder);
+    draft_close(s->draft);
+    s->draft = NULL;
     model_close(&s->model);
     tokenizer_close(s->tokenizer);
     s->tokenizer = NULL;

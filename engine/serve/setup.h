@@ -5,6 +5,7 @@
 
 #include "engine/base/cpus.h"
 #include "engine/model/model.h"
+#include "engine/serve/draft.h"
 #include "engine/serve/engine.h"
 
 enum { ENGINE_MORE_ROWS = 48 }; /* rows of logits in an engine's step, for prompt log-probabilities and forced tokens */
@@ -13,6 +14,7 @@ struct setup {
     struct model model;
     struct tokenizer *tokenizer;
     struct engine_info info;
+    struct draft *draft; /* NULL: none */
     struct embedder embedder;
     struct cpus cpus; /* cores that the device's threads are bound to */
     int max_rows;     /* rows of logits in one step */

@@ -3,6 +3,8 @@
 #include "engine/base/flight.h"
 #include "engine/serve/engine_state.h"
 
+#include <string.h>
+
 enum { MASK_NS_MIN = 20 * 1000, MASK_SHARE = 32 }; /* masks on the engine thread: at most this, or a step's time / 32 */
 
 static struct request *request_of(const struct plan_item *it)
@@ -172,7 +174,8 @@ static bool sample_accepted(struct engine *g, struct request *r, int pos, int ro
  * place, its row is that of the text, and is delivered. */
 static void verify(struct engine *g, struct request *r, int drafts, int row, uint64_t now)
 {
-    struct speculation *guess = &r->guess;
+    const struct speculation *guess = &r->guess;
+    enum speculate_source source = guess->source;
     int right = 0;
     bool ahead = request_samples_ahead(r), goes_on = true;
     for (; goes_on && right < drafts; right++) {
@@ -183,9 +186,8 @@ static void verify(struct engine *g, struct request *r, int drafts, int row, uin
         sched_accept(&g->sched, &r->seq);
         goes_on = deliver_row(g, r, pos, &g->outs[row + right], now);
     }
-    g->now.accepted_tokens += (uint64_t)right;
     g->now.decode_tokens += (uint64_t)right;
-    if (goes_on) speculation_learn(guess, drafts, right);
+    engine_verified(g, goes_on ? r : NULL, source, drafts, right);
 }
 
 /* Delivers the rows of one sequence, `row` and on of the step: prompt log-probabilities, forced tokens, then the new
@@ -236,49 +238,6 @@ static void build(struct engine *g, const struct plan *p)
     step_batch_build(&g->batch, g->s.model.d, g->seqs, p->n);
 }
 
-/* @return how many of the tokens that may follow the request's text were found, to guess.v. */
-static int propose(struct request *r, int most)
-{
-    struct speculation *s = &r->guess;
-    int n = r->seq.n_known, room = r->n_prompt + r->max_new - n - 1; /* after the last token no row is needed */
-    if (!s->index.head && !s->closed) s->closed = !ngrams_open(&s->index, r->n_prompt + r->max_new);
-    if (s->closed || !ngrams_add(&s->index, r->tokens, n)) return 0;
-    int want = speculation_wants(s, room < most ? room : most);
-    return ngrams_propose(&s->index, r->tokens, n, want, s->v);
-}
-
-void engine_speculate(struct engine *g, const struct plan *p)
-{
-    g->n_drafts = 0;
-    bool decodes = p->n && plan_decodes(g, p);
-    for (int i = 0; i < p->n && decodes; i++) {
-        const struct plan_item *it = &p->v[i];
-        decodes = it->seq->generates && it->rows && it->start + it->n == it->seq->n_known;
-    }
-    g->decodes = decodes;
-    if (!decodes) return;
-    int rows = speculate_rows(&g->pace, g->speculate, dev_host_memory(g->s.model.d), p->n), each = (rows - p->n) / p->n;
-    for (int i = 0; i < p->n && each; i++) {
-        struct request *r = request_of(&p->v[i]);
-        int n = sched_speculate(&g->sched, i, propose(r, each < SPECULATE_MAX ? each : SPECULATE_MAX));
-        for (int k = 0; k < n; k++) r->tokens[r->seq.n_known + k] = r->guess.v[k];
-        g->n_drafts += n;
-    }
-    g->now.proposed_tokens += (uint64_t)g->n_drafts;
-}
-
-/* After a step: what its candidates cost and gained. */
-static void note_speculation(struct engine *g, int n_seqs, uint64_t start, uint64_t generated, uint64_t accepted)
-{
-    double ns = (double)(clock_now() - start);
-    if (!g->decodes) return;
-    g->now.saved_steps += (double)(g->now.accepted_tokens - accepted) / n_seqs;
-    if (g->n_drafts)
-        speculate_took(&g->pace, n_seqs, (int)(g->now.generated_tokens - generated), ns);
-    else
-        speculate_plain(&g->pace, n_seqs, ns);
-}
-
 void engine_run_step(struct engine *g, const struct plan *p)
 {
     uint64_t start = clock_now(), mark = start;
@@ -306,7 +265,8 @@ void engine_run_step(struct engine *g, const struct plan *p)
             if (p->v[i].seq->blocked) sched_defer(&g->sched, i), g->now.held_rows++;
         sched_took(&g->sched, clock_now() - start);
         sched_commit(&g->sched);
-        uint64_t generated = g->now.generated_tokens, accepted = g->now.accepted_tokens;
+        struct accepted before;
+        memcpy(before.by, g->now.accepted_by, sizeof before.by);
         uint64_t now = clock_now(), share = (now - start) / MASK_SHARE;
         g->mask_until = now + (share > MASK_NS_MIN ? share : MASK_NS_MIN);
         for (int i = 0, row = 0, out = 0; i < p->n; i++) {
@@ -322,7 +282,7 @@ void engine_run_step(struct engine *g, const struct plan *p)
             row += n;
             out += rows;
         }
-        note_speculation(g, p->n, start, generated, accepted);
+        engine_note_speculation(g, p->n, start, &before);
     }
     debug_state_phase(&g->look, "deliver", &mark);
     debug_state_end(&g->look, &g->now);

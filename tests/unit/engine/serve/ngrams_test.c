@@ -16,7 +16,7 @@ static int propose(const int32_t *v, int n, int most, int32_t *out)
     assert_true(ngrams_open(&g, n));
     while (!ngrams_add(&g, v, n)) {
     }
-    int got = ngrams_propose(&g, v, n, most, out);
+    int agreed, got = ngrams_propose(&g, v, n, most, out, &agreed);
     ngrams_close(&g);
     return got;
 }
@@ -62,7 +62,8 @@ static void test_long_text(void **state)
     assert_int_equal(out[0], n - 997);
     assert_true(ngrams_open(&g, n)); /* and a token at a time */
     for (int i = 1; i <= n; i++) assert_int_equal(ngrams_add(&g, v, i), true);
-    assert_int_equal(ngrams_propose(&g, v, n, 4, out), 4);
+    int agreed;
+    assert_int_equal(ngrams_propose(&g, v, n, 4, out, &agreed), 4);
     assert_int_equal(out[0], n - 997);
     ngrams_close(&g);
     free(v);

@@ -24,6 +24,7 @@
 static const char *models;
 static int n_jobs = 64;
 static char adapter_dir[] = "/tmp/tandem-test-XXXXXX";
+static char *draft_dir; /* the model without its second layer */
 
 enum { MAX_TOKENS = 300, TOPS = 3 };
 
@@ -120,6 +121,7 @@ static void submit(struct rig *r, int i, struct reply *y)
     struct err e = {0};
     int32_t prompt[MAX_TOKENS];
     struct gen_request q = request_of_job(r, i, prompt);
+    buf_free(&y->text);
     *y = (struct reply){0};
     q.user = y;
     if (!engine_submit(r->g, &q, &e)) fail_msg("%s", e.msg);
@@ -138,14 +140,16 @@ static void open_with_adapters(struct rig *r, struct engine_config c)
     }
 }
 
-/* Candidates accepted by requests of each kind, when each runs alone; NULL: all run together. */
-static struct engine_stats run_jobs(struct engine_config c, struct reply *y, uint64_t *accepted)
+/* Candidates accepted by requests of each kind, when each runs alone; NULL: all run together, `rounds` times. */
+static struct engine_stats run_jobs(struct engine_config c, struct reply *y, uint64_t *accepted, int rounds)
 {
     struct rig r;
     struct engine_stats s = {0};
     open_with_adapters(&r, c);
-    for (int i = 0; i < n_jobs; i++) {
+    for (int k = 0; k < n_jobs * rounds; k++) {
+        int i = k % n_jobs;
         uint64_t before = s.accepted_tokens;
+        if (i == 0) run_out(&r);
         submit(&r, i, &y[i]);
         if (accepted) {
             run_out(&r);
@@ -171,7 +175,7 @@ static void compare(const char *what, struct engine_config c, const struct reply
                     struct engine_stats *s)
 {
     struct reply *got = calloc((size_t)n_jobs, sizeof *got);
-    *s = run_jobs(c, got, accepted);
+    *s = run_jobs(c, got, accepted, c.history_bytes ? 2 : 1);
     for (int i = 0; i < n_jobs; i++) assert_same(what, i, &got[i], &want[i]);
     free_all(got);
     free(got);
@@ -183,7 +187,7 @@ static void test_no_text_changes(void **state)
     struct reply *want = calloc((size_t)n_jobs, sizeof *want);
     uint64_t accepted[KINDS] = {0};
     c.max_queue = n_jobs;
-    struct engine_stats s = run_jobs(c, want, NULL);
+    struct engine_stats s = run_jobs(c, want, NULL, 1);
     assert_int_equal(s.proposed_tokens, 0);
     c.speculate = "on";
     compare("one at a time", c, want, accepted, &s);
@@ -202,28 +206,50 @@ static void test_no_text_changes(void **state)
     c.speculate = "auto";
     c.no_prefix_cache = true;
     compare("where it saves time", c, want, NULL, &s);
+    assert_int_equal(s.history_entries, 0);
+    c.history_bytes = 1 << 20;
+    c.max_seqs = 6;
+    c.speculate = "on";
+    compare("again, with what was generated before", c, want, NULL, &s);
+    assert_true(s.accepted_by[SPECULATE_HISTORY] > s.accepted_by[SPECULATE_NGRAM]);
+    assert_true(s.history_entries > 0 && s.history_bytes <= c.history_bytes);
+    c.history_bytes = 0;
+    c.draft_model = draft_dir;
+    compare("with a draft", c, want, NULL, &s);
+    assert_true(s.accepted_by[SPECULATE_DRAFT] > 0 && s.draft_steps > 0);
+    assert_true(s.accepted_by[SPECULATE_DRAFT] < s.proposed_by[SPECULATE_DRAFT]);
+    c.draft_kv_bytes = 1 << 16; /* too few pages for six */
+    c.kv_pages = 20;
+    c.history_bytes = 1 << 16;
+    compare("with all of them and little room", c, want, NULL, &s);
+    assert_true(s.accepted_by[SPECULATE_DRAFT] > 0 && s.accepted_by[SPECULATE_HISTORY] > 0 && s.preemptions > 0);
+    assert_true(s.history_bytes <= c.history_bytes);
     free_all(want);
     free(want);
 }
 
-/* A greedy text of a prompt that repeats itself, with speculation and without; *e, and false: no such device. */
-static bool same_on(const char *model, struct engine_config c, int most, struct err *e)
+/* A greedy text of a prompt that repeats itself, or with a draft of one that does not, with speculation and without;
+ * *e, and false: no such device. */
+static bool same_on(const char *model, const char *draft, struct engine_config c, int most, struct err *e)
 {
     struct reply want = {0}, got = {0};
-    char *dir = file_join(models, model);
+    char *dir = file_join(models, model), *other = draft ? file_join(models, draft) : NULL;
     struct engine_stats s = {0};
+    bool long_enough = false;
     c.model = dir;
+    c.draft_model = other;
     for (int on = 0; on < 2; on++) {
         struct rig r;
         c.speculate = on ? "on" : "off";
         struct engine *g = engine_open(&c, e);
         if (!g) break;
         rig_start(&r, g);
-        int32_t prompt[24];
-        for (int i = 0; i < 24; i++) prompt[i] = 5 + i * 3 % 12;
-        int room = engine_info(r.g)->max_total_tokens - 24;
+        int n = draft && strcmp(model, "phi3") ? 64 : 24; /* its draft, of short rotary tables, reads no more */
+        int32_t prompt[64];
+        for (int i = 0; i < n; i++) prompt[i] = draft ? 5 + i * i * 7 % 53 : 5 + i * 3 % 12;
+        int room = engine_info(r.g)->max_total_tokens - n;
         struct gen_request q = {.prompt = prompt,
-                                .n_prompt = 24,
+                                .n_prompt = n,
                                 .max_new_tokens = most < room ? most : room,
                                 .ignore_eos = true,
                                 .top_n = 1,
@@ -233,12 +259,15 @@ static bool same_on(const char *model, struct engine_config c, int most, struct 
         r.left = 1;
         run_out(&r);
         engine_stats_read(r.g, &s);
+        long_enough = n > 24;
         rig_close(&r);
     }
     free(dir);
+    free(other);
     if (e->code) return false;
     assert_same(model, 0, &got, &want);
-    if (!s.accepted_tokens) fail_msg("%s: no candidate was accepted", model);
+    if (draft && long_enough && s.draft_prompt_tokens < 63) fail_msg("%s: the draft did not read the prompt", model);
+    if (!(draft ? s.accepted_by[SPECULATE_DRAFT] : s.accepted_tokens)) fail_msg("%s: no candidate was accepted", model);
     buf_free(&want.text);
     buf_free(&got.text);
     return true;
@@ -256,7 +285,8 @@ static void test_families(void **state)
         struct engine_config c = base_config(models);
         c.quantize = v[m].quantize;
         c.kv_type = v[m].kv;
-        if (!same_on(v[m].model, c, 200, &e)) fail_msg("%s", e.msg);
+        if (!same_on(v[m].model, NULL, c, 200, &e)) fail_msg("%s", e.msg);
+        if (!same_on(v[m].model, v[m].model, c, 200, &e)) fail_msg("%s", e.msg); /* a draft that is always right */
     }
 }
 
@@ -265,56 +295,183 @@ static void test_simt(void **state)
 {
     struct err e = {0};
     struct engine_config c = {.device = "simt", .threads = 1, .kv_pages = 16, .max_seqs = 4, .max_batch_tokens = 32};
-    if (!same_on("qwen2", c, 40, &e)) skip();
+    if (!same_on("qwen2", NULL, c, 40, &e)) skip();
+    if (!same_on("qwen2", "qwen2", c, 40, &e)) fail_msg("%s", e.msg);
 }
 
 /* ---- how many, and when ---- */
 
 static void test_a_request_adapts(void **state)
 {
-    struct speculation s = {0};
-    int first = speculation_wants(&s, 100), steps = 0;
+    struct guess_pace s = {0};
+    int first = guess_wants(&s, 100), steps = 0;
     assert_true(first > 0 && first < SPECULATE_MAX);
-    assert_int_equal(speculation_wants(&s, 1), 1);
-    for (int i = 0; i < 5; i++) speculation_learn(&s, speculation_wants(&s, 100), speculation_wants(&s, 100));
-    assert_int_equal(speculation_wants(&s, 100), SPECULATE_MAX);
-    speculation_learn(&s, 15, 2);
-    assert_int_equal(speculation_wants(&s, 100), 3);
-    for (int i = 0; i < 20; i++) speculation_learn(&s, 2, 0);
-    while (!speculation_wants(&s, 100)) steps++;
+    assert_int_equal(guess_wants(&s, 1), 1);
+    for (int i = 0; i < 5; i++) guess_learn(&s, guess_wants(&s, 100), guess_wants(&s, 100));
+    assert_int_equal(guess_wants(&s, 100), SPECULATE_MAX);
+    guess_learn(&s, 15, 2);
+    assert_int_equal(guess_wants(&s, 100), 3);
+    for (int i = 0; i < 20; i++) guess_learn(&s, 2, 0);
+    while (!guess_wants(&s, 100)) steps++;
     assert_true(steps >= 16 && steps < 64); /* one that never succeeds is tried now and then */
-    s.closed = true;
-    assert_int_equal(speculation_wants(&s, 100), 0);
+}
+
+/* Steps of two sequences whose candidates make a step half as long again and are right by `right` of 8; a draft takes
+ * draft_ns more.  @return what they took, of what plain steps would have. */
+static double spend(struct speculate_pace *p, int steps, bool draft, int right, double draft_ns)
+{
+    double spent = 0, plain = 0;
+    for (int i = 0; i < steps; i++) {
+        bool tries = speculate_pays(p, SPECULATE_AUTO, true, 2, draft);
+        struct speculate_spent s = {.step_ns = 1.5e6, .draft_ns = draft ? draft_ns : 0};
+        s.rows[draft] = 8;
+        s.right[draft] = right;
+        spent += tries ? s.step_ns + s.draft_ns : 1e6;
+        plain += 1e6 * (tries ? 1 + right / 2.0 : 1);
+        if (tries)
+            speculate_took(p, 2, &s);
+        else
+            speculate_plain(p, 2, 1e6);
+    }
+    return spent / plain;
 }
 
 static void test_losses_are_bounded(void **state)
 {
     struct speculate_pace p = {0};
+    assert_int_equal(speculate_rows(SPECULATE_OFF, true, 2), 2);
+    assert_int_equal(speculate_rows(SPECULATE_ON, false, 2), SPECULATE_ROWS_EXACT);
+    assert_int_equal(speculate_rows(SPECULATE_ON, true, 2), SPECULATE_ROWS);
+    assert_int_equal(speculate_rows(SPECULATE_ON, true, SPECULATE_SEQS + 1), SPECULATE_SEQS + 1);
+    assert_int_equal(speculate_rows(SPECULATE_ON, true, 0), 0);
+    for (int draft = 0; draft < 2; draft++) {
+        p = (struct speculate_pace){0};
+        assert_false(speculate_pays(&p, SPECULATE_AUTO, true, 2, draft)); /* nothing is known yet */
+        assert_true(speculate_pays(&p, SPECULATE_ON, true, 2, draft));
+        assert_false(speculate_pays(&p, SPECULATE_OFF, true, 2, draft));
+        double ratio = spend(&p, 100000, draft, 0, 2e6); /* never right */
+        assert_true(ratio < 1.01 && ratio > 1);
+        assert_true(spend(&p, 2000, draft, 8, 2e6) < 0.95); /* then always */
+        assert_false(speculate_pays(&p, SPECULATE_AUTO, false, 2, draft));
+        assert_true(speculate_pays(&p, SPECULATE_ON, false, 2, draft));
+    }
+}
+
+/* What one kind of candidates costs does not count against the other, though they share steps. */
+static void test_each_source_pays_for_itself(void **state)
+{
+    struct speculate_pace p = {0};
+    for (int i = 0; i < 100; i++) speculate_plain(&p, 2, 1e6);
+    for (int i = 0; i < 10; i++)
+        speculate_took(&p, 2, &(struct speculate_spent){{8, 8}, {8, 0}, .step_ns = 1.4e6, .draft_ns = 1e6});
+    assert_true(speculate_pays(&p, SPECULATE_AUTO, true, 2, false));
+    assert_false(speculate_pays(&p, SPECULATE_AUTO, true, 2, true));
+}
+
+static void test_prompts_of_a_draft_are_repaid(void **state)
+{
+    struct speculate_pace p = {0};
     double spent = 0, plain = 0;
-    assert_int_equal(speculate_rows(&p, SPECULATE_AUTO, true, 2), 2); /* nothing is known yet */
-    assert_true(speculate_rows(&p, SPECULATE_ON, true, 2) > 2);
-    assert_int_equal(speculate_rows(&p, SPECULATE_OFF, true, 2), 2);
-    for (int i = 0; i < 100000; i++) { /* candidates make a step half as long again, and are never right */
-        bool tries = speculate_rows(&p, SPECULATE_AUTO, true, 2) > 2;
-        spent += tries ? 1.5e6 : 1e6;
-        plain += 1e6;
-        if (tries)
-            speculate_took(&p, 2, 2, 1.5e6);
-        else
-            speculate_plain(&p, 2, 1e6);
+    speculate_plain(&p, 1, 1e6);
+    assert_true(speculate_invests(&p, SPECULATE_AUTO, 1, 1000, 1)); /* its time is unknown */
+    speculate_invested(&p, 1000, 100e6);
+    assert_false(speculate_invests(&p, SPECULATE_AUTO, 1, 1000, 1000));
+    assert_true(speculate_invests(&p, SPECULATE_ON, 1, 1000, 1000));
+    for (int i = 0; i < 100000; i++) {
+        spent += 1e6, plain += 1e6;
+        speculate_plain(&p, 1, 1e6);
+        if (!speculate_invests(&p, SPECULATE_AUTO, 1, 1000, 1000)) continue;
+        speculate_invested(&p, 1000, 100e6);
+        spent += 100e6;
     }
-    assert_true(spent < 1.01 * plain && spent > plain);
-    for (int i = 0; i < 200; i++) { /* then they are */
-        if (speculate_rows(&p, SPECULATE_AUTO, true, 2) > 2)
-            speculate_took(&p, 2, 10, 1.5e6);
-        else
-            speculate_plain(&p, 2, 1e6);
-    }
-    assert_true(p.credit_ns > 0);
-    assert_int_equal(speculate_rows(&p, SPECULATE_AUTO, false, 2), 2);
-    assert_int_equal(speculate_rows(&p, SPECULATE_ON, false, 2), SPECULATE_ROWS_EXACT);
-    assert_int_equal(speculate_rows(&p, SPECULATE_ON, true, SPECULATE_SEQS + 1), SPECULATE_SEQS + 1);
-    assert_int_equal(speculate_rows(&p, SPECULATE_ON, true, 0), 0);
+    assert_true(spent > plain && spent < 1.005 * plain);
+    p.debt_ns = 0;
+    assert_false(speculate_invests(&p, SPECULATE_AUTO, 1, 1000, 100)); /* 0.1 s for a text of 0.1 s */
+    p.debt_ns = 1e9;                                                   /* gains repay too */
+    for (int i = 0; i < 2000 && p.debt_ns > 0; i++)
+        speculate_took(&p, 1, &(struct speculate_spent){{0, 8}, {0, 8}, .step_ns = 1.2e6, .draft_ns = 0.8e6});
+    assert_true(p.debt_ns == 0);
+}
+
+/* The number of a draft's candidates follows what they cost and how often they are right. */
+static void test_worth_of_a_draft(void **state)
+{
+    struct speculate_pace p = {0};
+    struct speculation s = {0};
+    assert_true(speculate_worth(&p, SPECULATE_AUTO, &s, 1, 15) > 0); /* to be measured */
+    speculate_plain(&p, 1, 10e6);
+    speculate_drafted(&p, 1, 4, 4 * 1e6);
+    p.row_ns = 0.5e6;
+    for (int i = 0; i < 200; i++) speculate_accepted(&p, &s, 8, 8);
+    assert_int_equal(speculate_worth(&p, SPECULATE_AUTO, &s, 1, 15), 15);
+    assert_int_equal(speculate_worth(&p, SPECULATE_AUTO, &s, 1, 3), 3);
+    for (int i = 0; i < 200; i++) speculate_accepted(&p, &s, 8, i % 2);
+    int few = speculate_worth(&p, SPECULATE_AUTO, &s, 1, 15);
+    assert_true(few > 0 && few < 4);
+    for (int i = 0; i < 200; i++) speculate_accepted(&p, &s, 8, 0);
+    assert_int_equal(speculate_worth(&p, SPECULATE_AUTO, &s, 1, 15), 0);
+    assert_int_equal(speculate_worth(&p, SPECULATE_ON, &s, 1, 15), 1);
+}
+
+/* The trained model with fewer layers; change: of its vocabulary, for sed. */
+static char *write_draft(const char *name, const char *change)
+{
+    static const char layers[] = "\"num_hidden_layers\": 2";
+    struct err e = {0};
+    char *dir = file_join(adapter_dir, name), command[4096], *config, *at;
+    size_t n;
+    snprintf(command, sizeof command,
+             "mkdir %s && ln -s $(realpath %s)/model.safetensors %s && sed '%s' %s/tokenizer.json > "
+             "%s/tokenizer.json",
+             dir, base_config(models).model, dir, change, base_config(models).model, dir);
+    assert_int_equal(system(command), 0);
+    char *from = file_join(base_config(models).model, "config.json"), *to = file_join(dir, "config.json");
+    assert_int_equal(file_read(from, 1 << 20, &config, &n, &e), 0);
+    assert_non_null(at = memmem(config, n, layers, sizeof layers - 1));
+    at[sizeof layers - 2] = '1';
+    assert_int_equal(file_write_sync(to, config, n, &e), 0);
+    free(from);
+    free(to);
+    free(config);
+    return dir;
+}
+
+/* A draft of another vocabulary, and what is there to see of one that fits. */
+static void test_which_drafts_fit(void **state)
+{
+    struct err e = {0};
+    struct engine_config c = base_config(models);
+    char *odd = write_draft("odd", "s/\"Lily\": 629/\"Lily\": 630/; s/\"end.*: 630/\"end▁\": 629/"),
+         *gpt2 = file_join(models, "gpt2");
+    c.speculate = "on";
+    c.draft_model = odd;
+    assert_null(engine_open(&c, &e));
+    if (!strstr(e.msg, "token 629 is \"end▁\", and \"Lily\" in the model")) fail_msg("%s", e.msg);
+    c.draft_model = gpt2;
+    assert_null(engine_open(&c, &e));
+    if (!strstr(e.msg, "vocabulary")) fail_msg("%s", e.msg);
+    c.draft_model = "/nowhere";
+    assert_null(engine_open(&c, &e));
+    if (!strstr(e.msg, "draft-model: ")) fail_msg("%s", e.msg);
+    c.draft_model = draft_dir;
+    c.draft_kv_bytes = 1;
+    assert_null(engine_open(&c, &e));
+    if (!strstr(e.msg, "draft-kv-cache-bytes")) fail_msg("%s", e.msg);
+    c.draft_kv_bytes = 0;
+    struct engine *g = engine_open(&c, &e);
+    if (!g) fail_msg("%s", e.msg);
+    const struct engine_info *m = engine_info(g);
+    assert_string_equal(m->draft_model, draft_dir);
+    assert_true(m->draft_parameters > 0 && m->draft_parameters < m->parameters && m->draft_weight_bytes > 0);
+    assert_true(m->draft_max_tokens == 512 && m->draft_kv_bytes > 0 && m->draft_workspace_bytes > 0);
+    assert_true(m->draft_pages == 16 * 512 / 16);
+    engine_close(g);
+    c.speculate = "off";
+    assert_non_null(g = engine_open(&c, &e));
+    assert_null(engine_info(g)->draft_model);
+    engine_close(g);
+    free(odd);
+    free(gpt2);
 }
 
 static void test_names(void **state)
@@ -358,6 +515,7 @@ static int begin(void **state)
     assert_int_equal(model_config_read(base_config(models).model, &c, &e), 0);
     write_adapter(&c, "some", 1);
     write_adapter(&c, "other", 2);
+    draft_dir = write_draft("draft", "");
     for (int i = 0; i < 4; i++) {
         struct grammar_builder *b = grammar_builder_new();
         grammars[i] = grammar_build(b, patterns[i] ? json_regex(b, patterns[i]) : json_value(b, 30), &e);
@@ -371,6 +529,7 @@ static int end(void **state)
 {
     char command[128];
     for (int i = 0; i < 4; i++) grammar_unref(grammars[i]);
+    free(draft_dir);
     snprintf(command, sizeof command, "rm -r %s", adapter_dir);
     return system(command);
 }
@@ -385,6 +544,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_simt),
         cmocka_unit_test(test_a_request_adapts),
         cmocka_unit_test(test_losses_are_bounded),
+        cmocka_unit_test(test_each_source_pays_for_itself),
+        cmocka_unit_test(test_prompts_of_a_draft_are_repaid),
+        cmocka_unit_test(test_worth_of_a_draft),
+        cmocka_unit_test(test_which_drafts_fit),
         cmocka_unit_test(test_names),
     };
     return cmocka_run_group_tests(tests, begin, end);

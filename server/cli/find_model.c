@@ -32,6 +32,14 @@ int cmd_find_model(struct settings *s, const struct hub *h, struct err *e)
         s->model_dir = f.path;
         s->model_name = f.name;
     }
+    if (s->draft_model && *s->draft_model) {
+        if (hub_resolve(&models, s->draft_model, &f, e)) {
+            err_prefix(e, "draft-model");
+            return e->code;
+        }
+        s->draft_dir = f.path;
+        free(f.name);
+    }
     int rc = find_adapter(&s->adapter, h, e);
     if (!rc) rc = find_adapter(&s->from, h, e);
     s->adapter_dirs.v = mem_array((size_t)s->eval_adapters.n + 1, sizeof *s->adapter_dirs.v);

@@ -140,6 +140,7 @@ static void set_request_memory(const struct app *app)
 {
     const struct engine_info *i = app->model ? app->model->info : NULL;
     size_t model = i && !i->device_budget ? i->weight_bytes + i->kv_bytes : 0, asked = app->set->request_memory;
+    if (model) model += i->draft_weight_bytes + i->draft_kv_bytes;
     if (app->models) { /* what all that are loaded may take */
         struct model_totals t;
         model_table_totals(app->models, &t);

@@ -70,6 +70,19 @@ static void print_models(const struct app *app, char out[static 200])
                  n, t.loaded, t.budget ? budget : "any memory");
 }
 
+/* The draft model's line; "" without one. */
+static void print_draft(const struct engine_info *i, char out[static 240])
+{
+    char weights[24], kv[24], work[24];
+    print_bytes(weights, i->draft_weight_bytes);
+    print_bytes(kv, i->draft_kv_bytes);
+    print_bytes(work, i->draft_workspace_bytes);
+    out[0] = 0;
+    if (i->draft_model)
+        snprintf(out, 240, "draft      %.80s, %.2f M parameters: weights %s, kv cache %s (%d pages), workspace %s\n",
+                 i->draft_model, (double)i->draft_parameters * 1e-6, weights, kv, i->draft_pages, work);
+}
+
 void serve_report_print(const struct app *app, uint64_t started)
 {
     char models[200];
@@ -80,7 +93,7 @@ void serve_report_print(const struct app *app, uint64_t started)
         return;
     }
     const struct engine_info *i = app->model->info;
-    char weights[24], kv[24], requests[24], adapters[120], memory[240];
+    char weights[24], kv[24], requests[24], adapters[120], memory[240], draft[240];
     struct reservation_stats held;
     reservation_stats(&held);
     print_bytes(requests, held.budget);
@@ -88,6 +101,7 @@ void serve_report_print(const struct app *app, uint64_t started)
     print_bytes(kv, i->kv_bytes);
     print_adapters(app, adapters);
     print_memory(app, memory);
+    print_draft(i, draft);
     fprintf(stderr,
             "model      %s (%s), %.2f M parameters, %d layers, vocabulary %d\n"
             "weights    %s as %s\n"
@@ -100,7 +114,7 @@ void serve_report_print(const struct app *app, uint64_t started)
             i->model_id, i->family, (double)i->parameters * 1e-6, i->layers, i->vocab, weights, i->weight_type, kv,
             i->kv_type, i->pages, i->page_tokens, (long long)i->pages * i->page_tokens, i->max_total_tokens,
             i->max_seqs, app->set->max_queue, i->max_batch_tokens, requests, i->device, i->threads,
-            i->threads == 1 ? "" : "s", *i->device_note ? "; no GPU: " : "", i->device_note, memory, adapters, models,
+            i->threads == 1 ? "" : "s", *i->device_note ? "; no GPU: " : "", i->device_note, memory, draft, adapters, models,
             (double)(clock_now() - started) * 1e-9, i->load_seconds);
 }
 
@@ -132,6 +146,10 @@ void serve_report_log(const struct app *app, const char *url)
     log_number(&l, "threads", i->threads);
     log_number(&l, "weight_bytes", (long long)i->weight_bytes);
     log_number(&l, "kv_bytes", (long long)i->kv_bytes);
+    if (i->draft_model) log_text(&l, "draft_model", i->draft_model);
+    if (i->draft_model)
+        log_number(&l, "draft_bytes",
+                   (long long)(i->draft_weight_bytes + i->draft_kv_bytes + i->draft_workspace_bytes));
     if (i->device_budget) log_number(&l, "workspace_bytes", (long long)i->workspace_bytes);
     if (i->device_budget) log_number(&l, "device_budget_bytes", (long long)i->device_budget);
     if (*i->device_note) log_text(&l, "no_gpu", i->device_note);

@@ -167,6 +167,7 @@ void settings_free(struct settings *s)
 {
     int n;
     free(s->model_dir);
+    free(s->draft_dir);
     free(s->model_name);
     list_clear(&s->adapter_dirs);
     const struct setting_option *o = settings_options(&n);

@@ -89,6 +89,13 @@ static const struct setting_option table[] = {
     {"speculate", "Batching and memory", SETTING_CHOICE, AT(speculate), "auto", 0, 0, "auto|on|off", ROUTES | SAMPLE,
      false, "WHEN",
      "compute several tokens a step where a text repeats itself, with the same bits; auto: where it saves time"},
+    {"speculate-history", "Batching and memory", SETTING_BYTES, AT(speculate_history), "16M", 0, 1e12, NULL,
+     ROUTES | SAMPLE, false, "BYTES",
+     "memory for earlier texts, which a repeated request's tokens are guessed from; 0: none"},
+    {"draft-model", "Batching and memory", SETTING_STRING, AT(draft_model), "", 0, 0, NULL, ROUTES | SAMPLE, false,
+     "DIR", "a small model of the same vocabulary that guesses the next tokens, with the same bits; or ORG/NAME"},
+    {"draft-kv-cache-bytes", "Batching and memory", SETTING_BYTES, AT(draft_kv_cache_bytes), "0", 0, 1e15, NULL,
+     ROUTES | SAMPLE, false, "BYTES", "its keys and values; 0: 16 texts of moderate length, at least one full one"},
 
     {"adapters", "Adapters", SETTING_STRING, AT(adapters), "", 0, 0, NULL, ROUTES, false, "NAME=DIR,...",
      "LoRA adapters (PEFT directories, or ORG/NAME on the hub) to load at start; requests name them by adapter_id"},

@@ -77,12 +77,14 @@ static void put_engine(struct buf *out, struct app *app, const struct served_mod
                (unsigned long long)s.steps, (unsigned long long)s.failed_steps, (unsigned long long)s.preemptions);
     put_ms(out, "step_running_ms", s.step_started, now);
     put_ms(out, "oldest_waiting_ms", bridge_oldest_waiting(m->bridge), now);
-    buf_printf(out,
-               ",\"kv\":{\"pages\":%d,\"used\":%d,\"cached\":%d,\"page_tokens\":%d,\"bytes\":%zu},"
-               "\"memory\":{\"weights\":%zu,\"kv_cache\":%zu,\"workspace\":%zu,\"adapters\":%zu,\"budget\":%zu,"
-               "\"used\":%zu}}",
-               s.pages_total, s.pages_used, s.pages_cached, i->page_tokens, i->kv_bytes, i->weight_bytes, i->kv_bytes,
-               i->workspace_bytes, s.adapter_bytes, i->device_budget, s.device_used);
+    buf_printf(
+        out,
+        ",\"kv\":{\"pages\":%d,\"used\":%d,\"cached\":%d,\"page_tokens\":%d,\"bytes\":%zu},"
+        "\"memory\":{\"weights\":%zu,\"kv_cache\":%zu,\"workspace\":%zu,\"draft\":%zu,\"adapters\":%zu,\"budget\":%zu,"
+        "\"used\":%zu}}",
+        s.pages_total, s.pages_used, s.pages_cached, i->page_tokens, i->kv_bytes, i->weight_bytes, i->kv_bytes,
+        i->workspace_bytes, i->draft_weight_bytes + i->draft_kv_bytes + i->draft_workspace_bytes, s.adapter_bytes,
+        i->device_budget, s.device_used);
 }
 
 static const struct seq_view *find_seq(const struct seq_view *v, int n, uint64_t id)

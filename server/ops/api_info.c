@@ -105,6 +105,15 @@ void api_info(struct http_req *req)
                (unsigned long long)i->parameters, i->weight_bytes, i->kv_bytes, i->pages, i->page_tokens, i->layers,
                i->hidden, i->vocab, i->max_model_len, i->max_seqs, i->max_batch_tokens, s->max_queue,
                s->max_top_n_tokens, i->threads, i->load_seconds);
+    if (i->draft_model) {
+        buf_printf(&out,
+                   "\"draft\":{\"parameters\":%llu,\"weight_bytes\":%zu,\"kv_bytes\":%zu,\"kv_pages\":%d,"
+                   "\"max_tokens\":%d,\"model\":",
+                   (unsigned long long)i->draft_parameters, i->draft_weight_bytes, i->draft_kv_bytes, i->draft_pages,
+                   i->draft_max_tokens);
+        json_put_string(&out, i->draft_model, strlen(i->draft_model));
+        buf_str(&out, "},");
+    }
     put_adapters(&out, served);
     reply_json(req, &out);
 }

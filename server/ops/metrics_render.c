@@ -126,10 +126,6 @@ static void put_tokens(const struct metrics_view *v, struct buf *out)
          (double)s->decode_tokens},
         {"tandem_forced_tokens_total", "counter",
          "Generated tokens forced by a constraint (one possible token), not sampled.", (double)s->forced_tokens},
-        {"tandem_speculated_tokens_total", "counter", "Candidate tokens computed (speculation).",
-         (double)s->proposed_tokens},
-        {"tandem_speculated_tokens_accepted_total", "counter", "Candidate tokens that were right.",
-         (double)s->accepted_tokens},
         {"tandem_speculation_saved_steps_total", "counter",
          "Engine steps that the accepted tokens would have taken, each shared by its sequences.", s->saved_steps},
         {"tandem_prefix_query_tokens_total", "counter", "Prompt tokens looked up in the prefix cache.",
@@ -180,8 +176,27 @@ static void put_memory(const struct metrics_view *v, struct buf *out)
     prometheus_by(out, name, "part", "weights", (double)i->weight_bytes);
     prometheus_by(out, name, "part", "kv_cache", (double)i->kv_bytes);
     prometheus_by(out, name, "part", "workspace", (double)i->workspace_bytes);
+    if (i->draft_model)
+        prometheus_by(out, name, "part", "draft",
+                      (double)(i->draft_weight_bytes + i->draft_kv_bytes + i->draft_workspace_bytes));
     prometheus_by(out, name, "part", "adapters", (double)v->stats->adapter_bytes);
     if (i->device_budget) prometheus_by(out, name, "part", "training", taken_by_training(v));
+}
+
+static void put_speculation(const struct engine_stats *s, struct buf *out)
+{
+    const struct prometheus_row rows[] = {
+        {"tandem_speculation_history_bytes", "gauge", "Earlier texts kept for speculation.", (double)s->history_bytes},
+        {"tandem_draft_steps_total", "counter", "Steps of the draft model for candidates.", (double)s->draft_steps},
+        {"tandem_draft_seconds_total", "counter", "Time of the draft model.", (double)s->draft_ns * 1e-9},
+        {"tandem_draft_prompt_tokens_total", "counter", "Tokens of prompts that the draft model computed.",
+         (double)s->draft_prompt_tokens},
+    };
+    put_by(out, "tandem_speculated_tokens_total", "Candidate tokens computed (speculation), by where they came from.",
+           "source", speculate_source_names, s->proposed_by, SPECULATE_SOURCES);
+    put_by(out, "tandem_speculated_tokens_accepted_total", "Candidate tokens that were right, likewise.", "source",
+           speculate_source_names, s->accepted_by, SPECULATE_SOURCES);
+    prometheus_rows(out, rows, N_OF(rows));
 }
 
 static void put_adapters(const struct metrics_view *v, struct buf *out)
@@ -336,6 +351,7 @@ void metrics_render(const struct metrics *m, const struct metrics_view *v, struc
     if (v->stats && v->info) {
         put_queue(v, out);
         put_tokens(v, out);
+        put_speculation(v->stats, out);
         put_step(v->stats, out);
         put_memory(v, out);
         put_adapters(v, out);

@@ -43,15 +43,23 @@ int draft_check_vocabulary(const struct tokenizer *model, const struct tokenizer
     return 0;
 }
 
+int draft_check_dir(const struct tokenizer *model, const char *dir, int *ids, struct err *e)
+{
+    struct tokenizer *t = tokenizer_open_dir(dir, e);
+    struct model_config c;
+    if (!t) return e->code;
+    int rc = draft_check_vocabulary(model, t, e);
+    if (!rc) rc = model_config_read(dir, &c, e);
+    if (!rc) rc = model_config_generates(&c, e);
+    if (!rc) *ids = c.vocab;
+    tokenizer_close(t);
+    return rc;
+}
+
 static int open_weights(struct draft *f, const struct setup *s, const struct engine_config *c, struct err *e)
 {
-    struct tokenizer *t = tokenizer_open_dir(c->draft_model, e);
-    if (!t) return e->code;
-    int rc = draft_check_vocabulary(s->tokenizer, t, e);
-    tokenizer_close(t);
-    if (!rc) rc = model_open_beside(&f->m, c->draft_model, c->quantize, f->d, e);
-    if (!rc) rc = model_config_generates(&f->m.c, e);
-    return rc;
+    int ids, rc = draft_check_dir(s->tokenizer, c->draft_model, &ids, e);
+    return rc ? rc : model_open_beside(&f->m, c->draft_model, c->quantize, f->d, e);
 }
 
 /* How many pages: as many as the budget holds, by default for SPECULATE_SEQS texts of moderate length, at least for one

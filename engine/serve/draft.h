@@ -59,5 +59,7 @@ void draft_release(struct draft *, struct draft_text *);
  */
 struct tokenizer;
 int draft_check_vocabulary(const struct tokenizer *model, const struct tokenizer *draft, struct err *e);
+/* The same of the model in a directory, which must generate text.  *ids: how many tokens it has. */
+int draft_check_dir(const struct tokenizer *model, const char *dir, int *ids, struct err *e);
 
 #endif

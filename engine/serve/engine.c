@@ -5,6 +5,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "engine/base/sha256.h"
+#include "engine/model/truncate.h"
 #include "engine/serve/engine_state.h"
 #include "engine/serve/warmup.h"
 #include "kernels/rng.h"
@@ -245,6 +246,17 @@ int engine_train_start(struct engine *g, const struct train_job *job, train_even
 {
     int rc = model_config_generates(&g->s.model.c, e);
     return rc ? rc : trainer_start(&g->training, job, fn, arg, e);
+}
+
+int engine_check_draft(const struct engine *g, const char *dir, struct err *e)
+{
+    int ids, most = tokenizer_size(g->s.tokenizer), rc = draft_check_dir(g->s.tokenizer, dir, &ids, e);
+    return rc || ids >= most ? rc : err_set(e, ERR_INVALID, "it has %d tokens, and the vocabulary %d", ids, most);
+}
+
+int engine_make_draft(const char *model, const char *out, int layers, struct err *e)
+{
+    return model_truncate(model, out, layers, e);
 }
 
 int engine_train_plan(struct engine *g, const struct train_job *job, struct train_plan *plan, struct err *e)

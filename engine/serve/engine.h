@@ -328,6 +328,11 @@ void engine_events_done(struct engine *, struct event_batch *);
  * valid until the last event, after which another job may be started.  The job is opened on that thread, so a job that
  * cannot be planned ends with TRAIN_FAILED.  ERR_FULL while a job runs.  Any thread, one call at a time. */
 int engine_train_start(struct engine *, const struct train_job *, train_event_fn *, void *arg, struct err *e);
+/* Whether a model can be trained as a draft of the one that is served: it has the same vocabulary, all of it.  Any
+ * thread.  @return 0, or an err code. */
+int engine_check_draft(const struct engine *, const char *dir, struct err *e);
+/* Makes a start for one: the first `layers` layers of the model in a directory (truncate.h).  Any thread. */
+int engine_make_draft(const char *model, const char *out, int layers, struct err *e);
 /* Plans the job without running it: its steps and memory.  A pool thread, at any time. */
 int engine_train_plan(struct engine *, const struct train_job *, struct train_plan *, struct err *e);
 /* Ignored when no job runs. */

@@ -1,6 +1,7 @@
 #include "engine/serve/trainer_thread.h"
 
 #include "engine/base/log.h"
+#include "engine/model/open.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -17,10 +18,10 @@ static void close_train(struct trainer_thread *t)
     struct train *train = t->train;
     t->train = NULL;
     pthread_mutex_unlock(&t->lock);
-    if (train) {
-        scheduler_gate_pass(t->gate); /* train_free frees device memory */
-        train_free(train);
-    }
+    if (train || t->started) scheduler_gate_pass(t->gate); /* they free device memory */
+    if (train) train_free(train);
+    if (t->started) model_close(&t->start);
+    t->started = false;
     scheduler_gate_leave(t->gate);
 }
 
@@ -74,13 +75,23 @@ static void never_opened(struct trainer_thread *t, const struct err *why)
     on_event(t, &ev);
 }
 
+/* The model to train; of another than the served one the weights are read while the device waits. */
+static struct model *model_of(struct trainer_thread *t, struct err *e)
+{
+    if (!t->job.start) return &t->setup->model;
+    if (model_open_beside(&t->start, t->job.start, NULL, t->setup->model.d, e)) return NULL;
+    t->started = true;
+    return &t->start;
+}
+
 static void *training_main(void *arg)
 {
     struct trainer_thread *t = arg;
     struct err e = {0};
     scheduler_gate_pass(t->gate);
     if (setup_pin(t->setup, &e)) log_write(LOG_WARN, "%s", e.msg);
-    struct train *train = train_open(&t->job, &t->setup->model, t->gate, &e);
+    struct model *m = model_of(t, &e);
+    struct train *train = m ? train_open(&t->job, m, t->gate, &e) : NULL;
     pthread_mutex_lock(&t->lock);
     t->train = train;
     if (train) train_command(train, t->command);

@@ -14,6 +14,8 @@ struct trainer_thread {
     pthread_mutex_t lock;                                     /* protects the fields below */
     enum { TRAINER_NONE, TRAINER_RUNS, TRAINER_ENDED } state; /* ENDED: the thread is to be joined */
     pthread_t thread;
+    struct model start; /* the model of job.start, while it is trained */
+    bool started;
     struct train *train;        /* NULL before the job is open and after it ended */
     enum train_command command; /* received before it was open */
     struct train_job job;

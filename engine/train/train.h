@@ -90,7 +90,9 @@ struct train_job {
     const char *from;                  /* an adapter directory to continue training; NULL */
     const char *base_name;             /* base_model_name_or_path in the adapter's configuration */
     const char *model_dir; /* full: the base's directory, whose configuration and tokenizer are copied; NULL: none */
-    const char *dir;       /* the job's directory, with checkpoints/; created when missing; NULL: none are written */
+    const char *start; /* full: the directory of another model to train on the device of the served one, which has its
+                          type of weights from its files; model_dir is its own; NULL: the served one */
+    const char *dir;   /* the job's directory, with checkpoints/; created when missing; NULL: none are written */
     const char *out; /* directory of the result: an adapter (full: a model), renamed into place at the end; NULL: none.
                         With evaluation the result is the best evaluated state, else the last. */
     bool (*stop)(void *arg); /* polled while the job is planned, which takes seconds for many rows and epochs; true:

@@ -109,7 +109,7 @@ void serve_report_print(const struct app *app, uint64_t started)
             "limits     %d tokens a request, %d requests at once, %d waiting, %d tokens a step\n"
             "requests   %s of memory for bodies, texts and answers (--request-memory)\n"
             "device     %s, %d thread%s%s%s\n"
-            "%s%s%s"
+            "%s%s%s%s"
             "ready      after %.3f s (model %.3f s)\n",
             i->model_id, i->family, (double)i->parameters * 1e-6, i->layers, i->vocab, weights, i->weight_type, kv,
             i->kv_type, i->pages, i->page_tokens, (long long)i->pages * i->page_tokens, i->max_total_tokens,

@@ -189,7 +189,7 @@ bool train_create(struct store_request *c, struct db *db, const struct train_cre
     train_spec_put(&text, s);
     idempotency_hash(c, hash);
     c->job = job_insert(db, &(struct job_new){.id = id,
-                                              .method = train_method_names[s->p.method],
+                                              .method = train_spec_method(s),
                                               .serve_as = s->serve_as,
                                               .spec = text.data,
                                               .openai = t->openai,

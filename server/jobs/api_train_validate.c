@@ -82,7 +82,7 @@ static void check(struct store_request *c, struct db *db)
         db_query(db,
                  "SELECT last ->> '$.tokens_per_s', id FROM job_rows WHERE method = ? AND last IS NOT NULL"
                  " ORDER BY seq DESC LIMIT 1",
-                 "t", train_method_names[v->spec.p.method]);
+                 "t", train_spec_method(&v->spec));
     if (db_step(db, q)) {
         v->tokens_per_s = db_double(q, 0);
         snprintf(v->speed_job, sizeof v->speed_job, "%s", db_text(q, 1));
@@ -139,7 +139,10 @@ static void work_validate(void *arg)
                                 .from = v->from,
                                 .base_name = v->served->info->base_name,
                                 .model_dir = v->served->dir};
-        engine_train_plan(v->served->engine, &job, &v->plan, &v->plan_error);
+        if (v->spec.draft.on)
+            err_set(&v->plan_error, ERR_INVALID, "method draft has no plan before its texts are generated");
+        else
+            engine_train_plan(v->served->engine, &job, &v->plan, &v->plan_error);
     }
     if (data) dataset_free(data);
     if (eval) dataset_free(eval);

@@ -148,3 +148,27 @@ int job_data_open(const struct app *app, const struct served_model *m, const cha
     free(cache);
     return rc;
 }
+
+int job_data_open_texts(const struct served_model *m, const char *path, const struct train_params *p,
+                        const struct job_data_hooks *hooks, const char *dir, struct dataset **out,
+                        struct dataset_report *report, struct err *e)
+{
+    char *cache = data_path(dir, "cache", NULL);
+    struct dataset_source source = {.path = path, .name = "texts"};
+    struct dataset_options options = {
+        .format = DATASET_TOKENS,
+        .max_length = p->max_length,
+        .seed = p->seed,
+        .no_eos = true,
+        .cache_dir = cache,
+        .cache_bytes = CACHE_BYTES,
+        .threads = cpus_available(),
+        .background = true,
+        .progress = hooks->progress,
+        .cancelled = hooks->cancelled,
+        .arg = hooks->arg,
+    };
+    int rc = dataset_open(out, &source, &options, engine_tokenizer(m->engine), NULL, -1, report, e);
+    free(cache);
+    return rc;
+}

@@ -24,5 +24,9 @@ struct job_data_hooks {
 int job_data_open(const struct app *, const struct served_model *, const char *job_id, const struct data_spec *,
                   bool eval, const struct train_params *, const struct job_data_hooks *, const char *dir,
                   struct dataset **, struct dataset_report *, struct err *e);
+/* The same of the texts of a draft (job_texts.h), in the file `path`. */
+int job_data_open_texts(const struct served_model *, const char *path, const struct train_params *,
+                        const struct job_data_hooks *, const char *dir, struct dataset **, struct dataset_report *,
+                        struct err *e);
 
 #endif

@@ -142,16 +142,21 @@ static void store_paused(struct event_work *w, struct db *db)
 static void store_eval(struct event_work *w, struct db *db)
 {
     struct buf eval = {0};
-    double best = NAN;
-    sqlite3_stmt *q =
-        db_query(db, "SELECT json_extract(eval, '$.best_eval_loss') FROM job_rows WHERE seq = ?", "i", w->run->seq);
+    double best = NAN, acceptance = NAN;
+    sqlite3_stmt *q = db_query(db,
+                               "SELECT json_extract(eval, '$.best_eval_loss'), json_extract(eval, '$.acceptance')"
+                               " FROM job_rows WHERE seq = ?",
+                               "i", w->run->seq);
     if (db_step(db, q)) {
         best = db_double(q, 0);
+        acceptance = db_double(q, 1);
         db_done(q);
     }
+    if (w->ev.best) acceptance = w->ev.eval_accuracy;
     if (w->ev.best || !(best <= w->ev.eval_loss)) best = w->ev.eval_loss;
     put_number(&eval, "eval_loss", w->ev.eval_loss);
     put_number(&eval, "best_eval_loss", best);
+    if (w->run->spec.draft.on) put_number(&eval, "acceptance", acceptance);
     struct buf object = {0};
     buf_printf(&object, "{%s}", eval.data);
     db_run(db, "UPDATE jobs SET eval = ? WHERE seq = ?", "ti", object.data, w->run->seq);
@@ -490,7 +495,10 @@ void run_on_event(void *arg, const struct train_event *ev)
     switch (ev->kind) {
     case TRAIN_PLAN: put_plan(w, ev->plan); break;
     case TRAIN_STEP: put_step(w); break;
-    case TRAIN_EVAL: put_eval(w); break;
+    case TRAIN_EVAL:
+        if (ev->best) r->acceptance = ev->eval_accuracy;
+        put_eval(w);
+        break;
     case TRAIN_CHECKPOINT:
         put_number(&w->data, "step", (double)ev->step);
         put_number(&w->data, "loss", ev->loss);

@@ -9,6 +9,7 @@
 #include "server/api/served_model.h"
 #include "server/config/settings.h"
 #include "server/jobs/job_data.h"
+#include "server/jobs/job_texts.h"
 #include "server/json/json.h"
 #include "server/store/data_dir.h"
 
@@ -18,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 void run_free(struct run *r)
 {
@@ -28,6 +30,9 @@ void run_free(struct run *r)
     free(r->out);
     free(r->from);
     free(r->target);
+    free(r->start);
+    free(r->lines);
+    free(r->written);
     free(r);
 }
 
@@ -67,6 +72,46 @@ static bool is_published(const struct run *r)
     return mine;
 }
 
+/* The model that becomes a draft: made of the served one, or one that is there. */
+static int open_start(struct run *r)
+{
+    const char *dir = settings_data_dir(r->app->set);
+    const struct draft_spec *d = &r->spec.draft;
+    r->error_code = "invalid_draft";
+    r->lines = file_join(r->dir, "texts.jsonl");
+    r->written = file_join(r->dir, "texts-in-order.jsonl");
+    r->has_texts = access(r->written, R_OK) == 0;
+    r->start = d->init ? data_path(dir, "models", d->init) : file_join(r->dir, "start");
+    char *weights = file_join(r->start, "model.safetensors");
+    int rc = 0;
+    if (!d->init && access(weights, R_OK)) /* written last */
+        rc = engine_make_draft(r->served->dir, r->start, d->layers, &r->e);
+    if (!rc) rc = engine_check_draft(r->served->engine, r->start, &r->e);
+    if (rc) err_prefix(&r->e, d->init ? "draft.init" : "draft");
+    free(weights);
+    return rc;
+}
+
+static void fill_job(struct run *r)
+{
+    bool full = r->spec.p.method == TRAIN_FULL;
+    if (r->spec.batch_size) r->spec.p.batch_tokens = train_batch_tokens(r->spec.batch_size, &r->report);
+    r->e.code = 0;
+    r->job = (struct train_job){
+        .p = r->spec.p,
+        .data = r->data,
+        .eval = r->eval,
+        .from = r->from,
+        .base_name = r->served->info->base_name,
+        .model_dir = r->start ? r->start
+                     : full   ? r->served->dir
+                              : NULL,
+        .start = r->start,
+        .dir = r->dir,
+        .out = r->out,
+    };
+}
+
 void run_prepare(uv_work_t *w)
 {
     struct run *r = w->data;
@@ -82,24 +127,55 @@ void run_prepare(uv_work_t *w)
         return;
     r->published = is_published(r);
     if (r->published) return;
+    if (r->spec.draft.on && open_start(r)) return;
+    if (r->has_texts) {
+        run_prepare_texts(w);
+        return;
+    }
     r->error_code = "invalid_dataset";
     if (open_data(r, &r->spec.data, false, &r->data, &r->report)) return;
+    if (r->spec.draft.on) return; /* of prompts: their texts are made next */
     if (r->spec.eval.kind && open_data(r, &r->spec.eval, true, &r->eval, &r->eval_report)) {
         err_prefix(&r->e, "validation");
         return;
     }
-    if (r->spec.batch_size) r->spec.p.batch_tokens = train_batch_tokens(r->spec.batch_size, &r->report);
-    r->e.code = 0;
-    r->job = (struct train_job){
-        .p = r->spec.p,
-        .data = r->data,
-        .eval = r->eval,
-        .from = r->from,
-        .base_name = r->served->info->base_name,
-        .model_dir = full ? r->served->dir : NULL,
-        .dir = r->dir,
-        .out = r->out,
-    };
+    fill_job(r);
+}
+
+void run_prepare_texts(uv_work_t *w)
+{
+    struct run *r = w->data;
+    crash_thread_begin();
+    r->error_code = "invalid_dataset";
+    if (r->data) dataset_free(r->data);
+    r->data = NULL;
+    struct job_data_hooks hooks = {
+        .progress = run_prepared, .cancelled = is_stopped, .stop = &r->interrupted, .arg = r};
+    if (job_data_open_texts(r->served, r->written, &r->spec.p, &hooks, settings_data_dir(r->app->set), &r->data,
+                            &r->report, &r->e))
+        return;
+    r->has_texts = true;
+    fill_job(r);
+}
+
+void run_generate(struct run *r, void (*over)(void *run, const struct err *))
+{
+    char text[160];
+    snprintf(text, sizeof text, "Generating texts for %llu prompts", (unsigned long long)dataset_rows(r->data));
+    run_log(r, "info", text);
+    struct job_texts_task task = {.app = r->app,
+                                  .served = r->served,
+                                  .prompts = r->data,
+                                  .lines = r->lines,
+                                  .out = r->written,
+                                  .max_new_tokens = r->spec.draft.max_new_tokens,
+                                  .max_length = r->spec.p.max_length,
+                                  .temperature = r->spec.draft.temperature,
+                                  .seed = r->spec.p.seed,
+                                  .progress = run_prepared,
+                                  .over = over,
+                                  .arg = r};
+    r->texts = job_texts_start(&task);
 }
 
 /* ---- publishing ------------------------------------------------------------------------------------------------ */
@@ -145,6 +221,7 @@ void run_publish(uv_work_t *w)
         char *path = file_join(r->out, "tandem.json");
         buf_printf(&about, "{\"job\":\"%s\",\"base\":", r->id);
         json_put_string(&about, r->served->id, strlen(r->served->id));
+        if (r->acceptance > 0) buf_printf(&about, ",\"acceptance\":%.6f", r->acceptance);
         buf_str(&about, "}\n");
         if (data_write(path, about.data, about.len, &r->e) == 0) put_in_place(r);
         buf_free(&about);

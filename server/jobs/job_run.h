@@ -12,7 +12,7 @@
 
 struct tfevents;
 
-enum run_phase { RUN_WAITING, RUN_PREPARING, RUN_TRAINING, RUN_PUBLISHING };
+enum run_phase { RUN_WAITING, RUN_PREPARING, RUN_GENERATING, RUN_TRAINING, RUN_PUBLISHING };
 
 struct run {
     struct jobs *jobs;
@@ -25,17 +25,21 @@ struct run {
     struct train_spec spec;
     enum run_phase phase; /* loop thread */
     enum train_command wanted;
-    bool resumed; /* it ran in an earlier process, or was paused */
+    struct job_texts *texts; /* RUN_GENERATING */
+    bool resumed;            /* it ran in an earlier process, or was paused */
 
     /* pool thread, while preparing and publishing */
     uv_work_t work;
     struct err e;
     const char *error_code;
     bool published; /* was already published by an earlier process */
+    bool has_texts; /* method draft: `data` is the texts, not their prompts */
     struct dataset *data, *eval;
     struct dataset_report report, eval_report;
     struct train_job job;
     char *dir, *out, *from, *target; /* absolute; target: where the result is served from */
+    char *start, *lines, *written;   /* method draft: the model to train, the files of its texts (job_texts.h) */
+    double acceptance;               /* of the best state: the trainer's thread, then the pool's; 0: not evaluated */
     uint64_t last_progress;          /* clock_now() */
     atomic_bool stopping;            /* the daemon shuts down; read by the store and pool threads */
     atomic_bool interrupted;         /* a command arrived while preparing; read by the pool thread */
@@ -62,8 +66,12 @@ struct jobs {
 /* jobs.c */
 void run_prepare(uv_work_t *); /* pool thread: job_run.c */
 void run_publish(uv_work_t *); /* pool thread: job_run.c */
-void run_free(struct run *);   /* job_run.c */
-train_event_fn run_on_event;   /* trainer's thread: job_events.c */
+/* Loop: generates the texts of a draft for the prompts in r->data. */
+void run_generate(struct run *, void (*over)(void *run, const struct err *)); /* job_run.c */
+/* Pool thread: opens them in place of the prompts. */
+void run_prepare_texts(uv_work_t *); /* job_run.c */
+void run_free(struct run *);         /* job_run.c */
+train_event_fn run_on_event;         /* trainer's thread: job_events.c */
 /* Sends the job's final state to the store; the run ends once it is committed. */
 void run_finish(struct run *, enum job_state, const char *code, const char *message); /* job_events.c */
 void run_abandon(struct store_work *); /* of run_finish or a last event: frees it; job_events.c */

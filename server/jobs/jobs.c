@@ -13,6 +13,7 @@
 #include "server/jobs/evaluation_db.h"
 #include "server/jobs/job_db.h"
 #include "server/jobs/job_report.h"
+#include "server/jobs/job_texts.h"
 #include "server/json/json.h"
 #include "server/store/data_dir.h"
 #include "server/store/db_views.h"
@@ -364,6 +365,11 @@ static void on_published(uv_work_t *w, int status)
     char text[160];
     snprintf(text, sizeof text, "New fine-tuned model created: %s", r->spec.serve_as);
     run_log(r, "info", text);
+    if (r->spec.draft.on && r->acceptance > 0) {
+        snprintf(text, sizeof text, "Of held-out texts the draft would have chosen %.1f %% of the tokens",
+                 100 * r->acceptance);
+        run_log(r, "info", text);
+    }
     run_finish(r, JOB_SUCCEEDED, NULL, NULL);
 }
 
@@ -371,6 +377,20 @@ static void publish(struct run *r)
 {
     r->phase = RUN_PUBLISHING;
     CHECK(uv_queue_work(r->jobs->retry.loop, &r->work, run_publish, on_published) == 0);
+}
+
+/* The texts of a draft are there. */
+static void on_generated(void *arg, const struct err *e)
+{
+    struct run *r = arg;
+    r->texts = NULL;
+    r->phase = RUN_PREPARING;
+    if (!e->code)
+        CHECK(uv_queue_work(r->jobs->retry.loop, &r->work, run_prepare_texts, on_prepared) == 0);
+    else if (r->wanted != TRAIN_GO_ON || atomic_load(&r->interrupted))
+        stop_early(r);
+    else
+        run_finish(r, JOB_FAILED, "generation_failed", e->msg);
 }
 
 static void on_prepared(uv_work_t *w, int status)
@@ -390,9 +410,14 @@ static void on_prepared(uv_work_t *w, int status)
         publish(r);
         return;
     }
-    send_report(r);
+    if (!r->spec.draft.on || r->has_texts) send_report(r);
     if (r->wanted != TRAIN_GO_ON) {
         stop_early(r);
+        return;
+    }
+    if (r->spec.draft.on && !r->has_texts) {
+        r->phase = RUN_GENERATING;
+        run_generate(r, on_generated);
         return;
     }
     r->phase = RUN_TRAINING;
@@ -472,6 +497,7 @@ void jobs_command(struct jobs *j, int64_t seq, enum train_command command)
     if (command != TRAIN_GO_ON) atomic_store(&r->interrupted, true);
     if (r->phase == RUN_TRAINING) engine_train_command(r->served->engine, command);
     if (command != TRAIN_GO_ON) stop_waiting(r);
+    if (r->texts && command != TRAIN_GO_ON) job_texts_stop(r->texts);
 }
 
 /* ---- a final state that cannot be written ------------------------------------------------------------------- */
@@ -547,6 +573,7 @@ void jobs_drain(struct jobs *j)
     r->wanted = TRAIN_PAUSE;
     if (r->phase == RUN_TRAINING) engine_train_command(r->served->engine, TRAIN_PAUSE);
     stop_waiting(r);
+    if (r->texts) job_texts_stop(r->texts);
 }
 
 void jobs_stop(struct jobs *j, void (*done)(void *), void *arg)
@@ -616,6 +643,7 @@ void jobs_view(const struct jobs *j, struct jobs_view *out)
 {
     static const char *const phases[] = {[RUN_WAITING] = "preparing",
                                          [RUN_PREPARING] = "preparing",
+                                         [RUN_GENERATING] = "generating",
                                          [RUN_TRAINING] = "training",
                                          [RUN_PUBLISHING] = "publishing"};
     *out = j->view;

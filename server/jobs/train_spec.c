@@ -11,6 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define DRAFT_LEARNING_RATE 5e-4
+#define DRAFT_EVAL_FRACTION 0.05
+enum { DRAFT_NEW_TOKENS = 256 };
 enum { METADATA_MAX = 16, METADATA_KEY = 64, METADATA_VALUE = 512 };
 
 __attribute__((format(printf, 3, 4))) static bool wrong(struct json_at *at, const char *name, const char *fmt, ...)
@@ -252,13 +255,53 @@ int train_method_suits(enum train_method method, const char *weight_type, struct
     return 0;
 }
 
+/* "draft": {"layers": 2} or {"init": "NAME"}, and how texts are made. */
+static bool read_draft(struct json_at *top, const struct train_limits *lim, struct train_spec *s)
+{
+    static const char *const names[] = {"layers", "init", "max_new_tokens", "temperature"};
+    const char *init = NULL;
+    const cJSON *obj;
+    int64_t layers = 0, most = DRAFT_NEW_TOKENS;
+    train_params_default(&s->p, TRAIN_FULL);
+    s->p.method = TRAIN_FULL;
+    s->p.learning_rate = DRAFT_LEARNING_RATE;
+    s->p.eval_fraction = DRAFT_EVAL_FRACTION;
+    s->draft.on = true;
+    if (!json_get_object(top, "draft", &obj))
+        return top->e->code == 0 && wrong(top, "draft", "the field is missing: {\"layers\": N} or {\"init\": NAME}");
+    struct json_at at = {.obj = obj, .path = "draft", .e = top->e};
+    if (!json_only(&at, names, sizeof names / sizeof *names)) return false;
+    json_get_int(&at, "layers", 1, 1000, &layers);
+    json_get_string(&at, "init", &init);
+    json_get_int(&at, "max_new_tokens", 8, 65536, &most);
+    json_get_number(&at, "temperature", &s->draft.temperature);
+    if (at.e->code) return false;
+    if (!layers == !init) return wrong(&at, "", "needs one of `layers`, `init`");
+    if (init && !data_name_ok(init)) return wrong(&at, "init", "%.100s is no name of a model in models/", init);
+    if (!(s->draft.temperature == 0 || (s->draft.temperature >= 0.01 && s->draft.temperature <= 10)))
+        return wrong(&at, "temperature", "must be 0, or from 0.01 to 10");
+    s->draft.layers = (int)layers;
+    s->draft.init = init ? mem_strdup(init) : NULL;
+    s->draft.max_new_tokens = (int)most;
+    if (s->from) return wrong(top, "from", "an adapter is no start for a draft");
+    return lim->stored || !field(top->obj, "validation") ||
+           wrong(top, "validation", "a draft is evaluated on texts that are held out: set eval_fraction");
+}
+
+const char *train_spec_method(const struct train_spec *s)
+{
+    return s->draft.on ? "draft" : train_method_names[s->p.method];
+}
+
 static bool read_method(struct json_at *at, const struct train_limits *lim, struct train_spec *s)
 {
     const char *text = "lora";
     enum train_method method;
     json_get_string(at, "method", &text);
     if (at->e->code) return false;
-    if (!train_method_parse(text, &method)) return wrong(at, "method", "must be one of lora, qlora, full");
+    if (strcmp(text, "draft") == 0) return read_draft(at, lim, s);
+    if (field(at->obj, "draft")) return wrong(at, "draft", "only with method draft");
+    if (!train_method_parse(text, &method)) return wrong(at, "method", "must be one of lora, qlora, full, draft");
     train_params_default(&s->p, method);
     s->p.method = method;
     if (lim->stored) return true;
@@ -285,8 +328,8 @@ static bool read_hyperparameters(struct json_at *top, const struct train_limits 
 
 int train_spec_read(struct train_spec *s, const cJSON *tree, const struct train_limits *lim, struct err *e)
 {
-    static const char *const names[] = {"method",     "serve_as",        "base",     "from",      "dataset",
-                                        "validation", "hyperparameters", "metadata", "batch_size"};
+    static const char *const names[] = {"method",     "serve_as",        "base",     "from",  "dataset",
+                                        "validation", "hyperparameters", "metadata", "draft", "batch_size"};
     *s = (struct train_spec){0};
     e->code = 0;
     if (!cJSON_IsObject(tree)) return err_set(e, ERR_INVALID, "expected an object"), 422;
@@ -362,9 +405,20 @@ static void put_data(struct buf *b, const char *name, const struct data_spec *d)
     buf_char(b, '}');
 }
 
+static void put_draft(struct buf *b, const struct draft_spec *d)
+{
+    buf_printf(b, ",\"draft\":{\"max_new_tokens\":%d,\"temperature\":", d->max_new_tokens);
+    train_params_put_number(b, d->temperature);
+    if (d->init)
+        put_text(b, "init", d->init);
+    else
+        buf_printf(b, ",\"layers\":%d", d->layers);
+    buf_char(b, '}');
+}
+
 void train_spec_put(struct buf *b, const struct train_spec *s)
 {
-    buf_printf(b, "{\"method\":\"%s\"", train_method_names[s->p.method]);
+    buf_printf(b, "{\"method\":\"%s\"", train_spec_method(s));
     put_text(b, "serve_as", s->serve_as);
     put_text(b, "base", s->base);
     put_text(b, "from", s->from);
@@ -374,6 +428,7 @@ void train_spec_put(struct buf *b, const struct train_spec *s)
     train_params_put(b, &s->p);
     buf_printf(b, ",\"metadata\":%s", s->metadata ? s->metadata : "null");
     if (s->batch_size) buf_printf(b, ",\"batch_size\":%d", s->batch_size);
+    if (s->draft.on) put_draft(b, &s->draft);
     buf_char(b, '}');
 }
 
@@ -382,6 +437,7 @@ void train_spec_free(struct train_spec *s)
     free(s->serve_as);
     free(s->base);
     free(s->from);
+    free(s->draft.init);
     data_spec_clear(&s->data);
     data_spec_clear(&s->eval);
     free(s->metadata);

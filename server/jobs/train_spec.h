@@ -28,8 +28,18 @@ struct data_spec {
     bool train_on_prompt, keep_duplicates, no_eos;
 };
 
+/* Of method draft: which model is trained, and how its texts are made. */
+struct draft_spec {
+    bool on;
+    int layers; /* > 0: the first layers of the served model; 0: init */
+    char *init; /* the name of a model in models/; NULL; owned */
+    int max_new_tokens;
+    double temperature; /* 0: greedy */
+};
+
 struct train_spec {
-    struct train_params p;
+    struct train_params p; /* method draft trains by method full */
+    struct draft_spec draft;
     char *serve_as; /* NULL: to be chosen; owned */
     char *base;     /* id of the model to train; NULL: the served one; owned */
     char *from;     /* name of the adapter to continue from; NULL; owned */
@@ -51,6 +61,8 @@ struct train_limits {
 int train_spec_read(struct train_spec *, const cJSON *tree, const struct train_limits *, struct err *e);
 /* @return 0, or *e: the method cannot train weights of this type. */
 int train_method_suits(enum train_method, const char *weight_type, struct err *e);
+/* @return "lora", "qlora", "full" or "draft". */
+const char *train_spec_method(const struct train_spec *);
 /* Appends a file. */
 void data_spec_add(struct data_spec *, const char *name, int set);
 void data_spec_clear(struct data_spec *); /* frees what it owns */

@@ -1,0 +1,106 @@
+"""Method draft: texts of the served model, a smaller model trained on them, and its use as --draft-model."""
+import json
+import signal
+
+import pytest
+from conftest import MODEL, wait_for
+from training import events, job, rows, wait_over
+
+ASK = {"method": "draft", "serve_as": "small", "draft": {"layers": 1, "max_new_tokens": 40},
+       "hyperparameters": {"max_steps": 6, "epochs": 1000, "batch_tokens": 256, "max_length": 64, "seed": 7}}
+
+
+def prompts(n):
+    return [{"prompt": r["prompt"], "completion": r["completion"]} for r in rows(n)]
+
+
+def texts(server, job_id):
+    """The lines that are written whole, without the first, by row."""
+    path = server.data / "checkpoints" / job_id / "texts.jsonl"
+    lines = path.read_text().split("\n")[1:-1] if path.exists() else []
+    return {json.loads(line)["row"]: line for line in lines}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("drafts")
+
+
+def serve(start, folder, *args):
+    server = start("--data-dir", folder, *args)
+    server.data = folder
+    return server
+
+
+def test_a_draft_survives_a_kill(start, folder):
+    with serve(start, folder, "--max-seqs", "2") as server:
+        answer = server.post("/train", {**ASK, "dataset": {"rows": prompts(120)}})
+        assert answer.status_code == 202, answer.text
+        job_id = answer.json()["id"]
+        assert answer.json()["method"] == "draft" and answer.json()["draft"]["layers"] == 1
+        wait_for(lambda: len(texts(server, job_id)) > 4, 60, "some texts")
+        server.signal(signal.SIGKILL)
+        server.wait()
+        before = texts(server, job_id)
+        server.process.returncode = 0
+    with open(folder / "checkpoints" / job_id / "texts.jsonl", "a") as torn:
+        torn.write('{"row":119,"prompt":3,"input_ids":[1,2')  # a line that was not written whole
+    with serve(start, folder) as server:
+        done = wait_over(server, job_id)
+        assert done["status"] == "succeeded", done["error"]
+        after = texts(server, job_id)
+        assert before.items() <= after.items() and sorted(after) == list(range(len(after)))
+        ordered = (folder / "checkpoints" / job_id / "texts-in-order.jsonl").read_text().splitlines()
+        for line, row in zip(ordered, map(json.loads, map(after.get, sorted(after)))):
+            made = json.loads(line)
+            assert made["input_ids"] == row["input_ids"]
+            assert made["labels"] == [-100] * row["prompt"] + row["input_ids"][row["prompt"]:]
+        one = json.loads(after[0])  # it is what the model says
+        said = server.post("/v1/completions", {"prompt": one["input_ids"][:one["prompt"]], "temperature": 0, "max_tokens": 40}).json()
+        text = server.post("/detokenize", {"ids": one["input_ids"][one["prompt"]:], "skip_special_tokens": True})
+        if text.status_code == 200:
+            assert said["choices"][0]["text"].strip() == text.json()["text"].strip()
+        assert 0 < done["acceptance"] <= 1 and done["eval_loss"] > 0
+        about = json.loads((folder / "models" / "small" / "tandem.json").read_text())
+        assert about["job"] == job_id and abs(about["acceptance"] - done["acceptance"]) < 1e-5
+        assert json.loads((folder / "models" / "small" / "config.json").read_text())["num_hidden_layers"] == 1
+        assert any("Generating texts for" in e["message"] for e in events(server, job_id))
+        want = server.generate("One day, Tom saw", max_new_tokens=40, details=True)
+        again = server.post("/train", {**ASK, "draft": {"init": "small", "temperature": 0.7, "max_new_tokens": 8}, "serve_as": "smaller",
+                                       "dataset": {"text": "Tom saw a big dog.\n\nLily had a red ball and a cake."}})
+        assert wait_over(server, again.json()["id"])["status"] == "succeeded", job(server, again.json()["id"])
+    with start("--speculate", "on", "--draft-model", folder / "models" / "small") as server:
+        assert server.generate("One day, Tom saw", max_new_tokens=40, details=True) == want
+        assert server.metric("tandem_speculated_tokens_accepted_total", source="draft") > 0
+
+
+def test_a_draft_is_paused_and_cancelled(start, folder):
+    with serve(start, folder, "--max-seqs", "1") as server:
+        job_id = server.post("/train", {**ASK, "serve_as": "other", "dataset": {"rows": prompts(2000)}}).json()["id"]
+        wait_for(lambda: texts(server, job_id), 60, "a text")
+        assert server.post(f"/train/{job_id}/pause", {}).status_code < 300
+        wait_over(server, job_id, states=("paused",))
+        before = texts(server, job_id)
+        assert server.post(f"/train/{job_id}/resume", {}).status_code < 300
+        wait_for(lambda: len(texts(server, job_id)) > len(before), 60, "another text")
+        assert before.items() <= texts(server, job_id).items()
+        assert server.post(f"/train/{job_id}/cancel", {}).status_code < 300
+        assert wait_over(server, job_id)["status"] == "cancelled"
+        assert not (folder / "checkpoints" / job_id).exists()
+
+
+def test_what_a_draft_cannot_be(start, folder):
+    with serve(start, folder) as server:
+        bad = [({"draft": None}, "draft: the field is missing"), ({"draft": {}}, "needs one of `layers`, `init`"),
+               ({"draft": {"layers": 1, "init": "x"}}, "needs one of"), ({"draft": {"init": "../x"}}, "draft.init"),
+               ({"draft": {"layers": 1, "temperature": -1}}, "draft.temperature"), ({"draft": {"layers": 0}}, "draft.layers"),
+               ({"draft": {"layers": 1, "wide": 1}}, "wide"), ({"method": "full"}, "draft: only with method draft"),
+               ({"validation": {"rows": prompts(2)}}, "eval_fraction"), ({"from": "some"}, "from")]
+        for change, message in bad:
+            answer = server.post("/train", {**ASK, "dataset": {"rows": prompts(4)}, **change})
+            assert answer.status_code == 422 and message in answer.text, answer.text
+        for draft, message in [({"layers": 99}, "draft: layers: 99; the model has"), ({"init": "nothing"}, "draft.init: ")]:
+            answer = server.post("/train", {**ASK, "draft": draft, "serve_as": "bad", "dataset": {"rows": prompts(4)}})
+            failed = wait_over(server, answer.json()["id"])
+            assert failed["status"] == "failed" and message in failed["error"]["message"], failed["error"]
+    assert MODEL

@@ -39,7 +39,8 @@ ROOMS = {
 
     "engine/eval": Room("serve data template tokenizer files base kernels/rng.h", "cjson pcre2"),
     "engine/bench": Room("serve train data tokenizer model base kernels/ops.h kernels/ceilings.h kernels/cpu_level.h kernels/trace.h kernels/rng.h"),
-    "engine/serve": Room("train model grammar tokenizer files base kernels/ops.h kernels/trace.h kernels/rng.h"),
+    "engine/serve": Room("kvstore train model grammar tokenizer files base kernels/ops.h kernels/trace.h kernels/rng.h"),
+    "engine/kvstore": Room("base"),
     "engine/train": Room("data template model tokenizer files base kernels/ops.h kernels/trace.h kernels/rng.h"),
     "engine/data": Room("template tokenizer files base kernels/rng.h", "cjson zlib zstd"),
     "engine/template": Room("tokenizer files base", "cjson pcre2 utf8proc gmp"),

@@ -525,6 +525,26 @@ static void checked_kv_close(struct dev *d, struct kv *kv)
     inner->ops->kv_close(inner, kv);
 }
 
+static bool check_page(struct dev *d, const char *op, const struct kv *kv, int page)
+{
+    const struct made *m = find_made(d, kv);
+    need(m, "a KV cache that is not of this device");
+    need(page >= 0 && page < m->kv.pages, "page %d of %d", page, m->kv.pages);
+    return true;
+}
+
+static void checked_kv_save(struct dev *d, const struct kv *kv, int page, void *host)
+{
+    struct dev *inner = checked_of(d)->inner;
+    if (check_page(d, "kv_save", kv, page)) inner->ops->kv_save(inner, kv, page, host);
+}
+
+static void checked_kv_load(struct dev *d, struct kv *kv, int page, const void *host)
+{
+    struct dev *inner = checked_of(d)->inner;
+    if (check_page(d, "kv_load", kv, page)) inner->ops->kv_load(inner, kv, page, host);
+}
+
 static void *checked_alloc(struct dev *d, size_t bytes)
 {
     struct dev *inner = checked_of(d)->inner;
@@ -604,6 +624,8 @@ struct dev *dev_checked(struct dev *inner)
     c->ops.weight_free = checked_weight_free;
     c->ops.kv_open = checked_kv_open;
     c->ops.kv_close = checked_kv_close;
+    c->ops.kv_save = checked_kv_save;
+    c->ops.kv_load = checked_kv_load;
     c->ops.alloc = checked_alloc;
     c->ops.free = checked_free;
     c->ops.upload = checked_upload;

@@ -469,6 +469,11 @@ struct dev_ops {
     size_t (*kv_page_bytes)(const struct kv_shape *); /* of one page over all layers, k and v */
     struct kv *(*kv_open)(struct dev *, const struct kv_shape *);
     void (*kv_close)(struct dev *, struct kv *);
+    /* Copy a page, kv_page_bytes of it in the device's own layout, to host memory and back, with all its bits. Enqueued
+     * like upload and download: `host` of kv_load is free when it returns, that of kv_save is written when finish
+     * returns. */
+    void (*kv_save)(struct dev *, const struct kv *, int page, void *host);
+    void (*kv_load)(struct dev *, struct kv *, int page, const void *host);
 
     void *(*alloc)(struct dev *, size_t bytes); /* 64-byte aligned, zeroed; NULL when it does not fit */
     void (*free)(struct dev *, void *);

@@ -69,7 +69,8 @@ struct adapter {
     double alpha, dropout;
     bool rslora;
     unsigned targets;
-    void *memory; /* one block */
+    unsigned char content[32]; /* hash of its pairs, where one was made */
+    void *memory;              /* one block */
 };
 
 /* Reads and checks every shape against the model.  @return NULL on failure, and *e names the file and the tensor or

@@ -153,6 +153,7 @@ int adapters_publish(struct adapters *s, struct dev *d, const char *name, const 
         return rc;
     }
     describe(&v->info, name, a, v->lora.bytes);
+    memcpy(v->content, a->content, sizeof v->content);
     v->refs = 1;
     pthread_mutex_lock(&s->lock);
     rc = check_room(s, name, e); /* other loads may have finished meanwhile */

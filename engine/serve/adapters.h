@@ -17,8 +17,9 @@
 struct adapter_version {
     struct adapter_version *next; /* in the table, sorted by name; or in the buried list */
     struct lora_weights lora;
-    struct adapter_info info; /* requests, running: left 0 */
-    int refs, running;        /* under the lock; running: requests with a reference that were scheduled at least once */
+    struct adapter_info info;  /* requests, running: left 0 */
+    unsigned char content[32]; /* the adapter's */
+    int refs, running; /* under the lock; running: requests with a reference that were scheduled at least once */
 };
 
 struct adapters {

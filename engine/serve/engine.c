@@ -7,6 +7,7 @@
 #include "engine/base/sha256.h"
 #include "engine/model/truncate.h"
 #include "engine/serve/engine_state.h"
+#include "engine/serve/kv_tier.h"
 #include "engine/serve/warmup.h"
 #include "kernels/rng.h"
 
@@ -37,13 +38,17 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
 {
     enum speculate speculate;
     if (speculate_parse(c->speculate, &speculate, e)) return NULL;
+    struct kv_tier *tier;
+    if (kv_tier_prepare(&tier, c, e)) return NULL;
     struct engine *g = mem_zalloc(sizeof *g);
     if (setup_open(&g->s, c, ENGINE_MORE_ROWS, e)) {
+        kv_tier_free(tier);
         free(g);
         return NULL;
     }
     const struct engine_info *m = &g->s.info;
     if (warmup_device(&g->batch, &g->s, e)) {
+        kv_tier_free(tier);
         setup_close(&g->s);
         free(g);
         return NULL;
@@ -93,7 +98,9 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     if (c->watch_device || DEBUG) g->watch = device_owner_new(g->s.model.d, g->gate);
     trainer_init(&g->training, &g->s, g->gate);
     g->masker = masker_new(g->s.tokenizer, m->vocab, m->eos, m->n_eos, mask_ready, g);
-    return g;
+    if (kv_tier_open(g, tier, c, e) == 0) return g;
+    engine_close(g);
+    return NULL;
 }
 
 void engine_close(struct engine *g)
@@ -103,6 +110,7 @@ void engine_close(struct engine *g)
         engine_send(g, MSG_STOP, 0, NULL);
         pthread_join(g->thread, NULL);
     }
+    kv_tier_close(g);
     debug_state_stop(&g->look); /* before the trainer runs without the gate */
     trainer_close(&g->training);
     masker_stop(g->masker);

@@ -53,6 +53,10 @@ struct engine_config {
     int max_adapters;       /* loaded at once; 0: 64 */
     int max_lora_rank;      /* of an adapter; 0: 256 */
     bool no_prefix_cache;
+    const char *kv_disk;     /* a directory where prefixes are kept that fall out of memory; NULL or "": none */
+    size_t kv_disk_bytes;    /* they may take there; 0: 10 GiB */
+    double kv_disk_ttl;      /* seconds after its last use in which a page is removed there; 0: never */
+    bool kv_disk_always;     /* read a prefix also where computing it has been faster; for tests */
     const char *speculate;   /* candidates from a text's own repetitions, verified several in a step; no text depends on
                                 it. NULL or "off"; "auto": where it saves time, on devices that use host memory; "on" */
     const char *draft_model; /* a directory: a small model of the same vocabulary that proposes candidates; NULL; not
@@ -69,6 +73,9 @@ struct engine_config {
     struct device_turn *turn; /* of all engines of the process (device_turn.h); NULL: it is the only one */
     bool no_calibration;      /* quantise a small model without calibrating on its own text (calibrate.h) */
 };
+
+/* A number that stays the same for the directory of kv_disk, and that nobody without access to it knows. */
+int engine_kv_disk_seed(const char *dir, uint64_t *seed, struct err *e);
 
 /* Loads the model, which takes long.  NULL and *e on error. */
 struct engine *engine_open(const struct engine_config *, struct err *e);
@@ -340,6 +347,16 @@ void engine_train_command(struct engine *, enum train_command);
 
 /* ---- statistics ------------------------------------------------------------------------------------------------ */
 
+/* Pages on disk.  The counts are of pages, since the engine was opened. */
+struct kv_disk_stats {
+    bool on;
+    uint64_t pages, bytes, limit; /* there now; limit: of bytes, as far as other models leave it */
+    uint64_t hits, misses;        /* of prompts: read; neither in memory nor there */
+    uint64_t written, dropped;    /* dropped: not written because they came faster than they were written */
+    uint64_t evicted, expired, corrupt, write_errors;
+    uint64_t loads, load_ns; /* requests that waited for pages, and how long */
+};
+
 struct engine_stats {
     int waiting, running, paused;
     int pages_total, pages_used, pages_cached; /* used: held by requests; cached: free but holding a known prefix */
@@ -365,7 +382,8 @@ struct engine_stats {
     int history_entries;
     size_t history_bytes; /* of earlier texts that are kept */
     double saved_steps;   /* steps that these would have taken, each shared by its sequences */
-    uint64_t held_rows;   /* rows not sampled in a step because their mask was not there (masker.h) */
+    struct kv_disk_stats kv_disk;
+    uint64_t held_rows; /* rows not sampled in a step because their mask was not there (masker.h) */
 };
 
 extern const histogram_bounds engine_step_seconds_bounds, engine_step_tokens_bounds, engine_step_seqs_bounds;

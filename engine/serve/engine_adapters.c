@@ -1,5 +1,6 @@
 /* Adapters by name: read on the caller's thread, uploaded to the device by the engine thread between two steps. */
 #include "engine/serve/engine_state.h"
+#include "engine/serve/kv_tier.h"
 
 /* the engine thread, which owns the device */
 void engine_adapter_publish(struct engine *g, struct adapter_load *l)
@@ -52,6 +53,7 @@ int engine_adapter_load(struct engine *g, const char *name, const char *dir, uin
     struct adapter_load l = {.name = name};
     count_loading(g, 1);
     if (adapters_read(&g->adapters, name, dir, &g->s.model.c, &l.adapter, &l.e) == 0) {
+        kv_tier_content(g, l.adapter);
         if (g->started)
             load_wait(g, &l);
         else

@@ -84,6 +84,7 @@ struct engine {
 
     /* the engine thread's */
     struct kv_pool *pool;
+    struct kv_tier *tier; /* NULL: no --kv-disk */
     struct sched sched;
     struct step_batch batch;
     struct step_batch_seq *seqs; /* (max_seqs) the plan as the batch is made of it */
@@ -121,6 +122,7 @@ bool engine_take_inbox(struct engine *, bool wait);
 
 /* request_table.c, by the engine thread */
 void engine_add_request(struct engine *, struct request *);        /* takes ownership and schedules it */
+void engine_schedule(struct engine *, struct request *);           /* one that waited outside the schedule */
 struct request *engine_find_request(struct engine *, uint64_t id); /* NULL: no request of that id is alive */
 void engine_drop_request(struct engine *, struct request *);       /* frees one outside the table; NULL is allowed */
 void engine_drop_all(struct engine *);                             /* frees those in the table, without events */

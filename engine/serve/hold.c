@@ -27,7 +27,7 @@ void engine_take_hold(struct engine *g, enum engine_hold hold)
         for (struct request *r = g->by_id[i], *next; r; r = next) {
             next = r->next;
             /* what came in while only new ones were held joins the schedule, which orders it by priority and arrival */
-            if (r->seq.state == SEQ_IDLE && hold != HOLD_NEW) sched_add(&g->sched, &r->seq);
+            if (r->seq.state == SEQ_IDLE && hold != HOLD_NEW) engine_schedule(g, r);
             engine_end_if_idle(g, r); /* no next token comes */
         }
 }

@@ -2,6 +2,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "engine/serve/engine_state.h"
+#include "engine/serve/kv_tier.h"
 
 #include <stdlib.h>
 
@@ -79,7 +80,7 @@ static bool handle(struct engine *g, const struct msg *m)
 bool engine_take_inbox(struct engine *g, bool wait)
 {
     bool go_on = true;
-    struct mail *next, *m = mailbox_take(&g->inbox, wait);
+    struct mail *next, *m = mailbox_take_until(&g->inbox, wait, kv_tier_deadline(g));
     atomic_store(&g->busy_since, clock_now());
     for (; m; m = next) {
         next = m->next;

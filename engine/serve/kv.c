@@ -23,6 +23,8 @@ struct kv_pool {
     struct page *page;
     int32_t *bucket; /* mask + 1 heads of chains */
     uint32_t mask;
+    void (*evict)(void *arg, int32_t page, uint64_t serial);
+    void *evict_arg;
 };
 
 struct kv_pool *kv_pool_new(int pages, uint64_t hash_seed)
@@ -143,6 +145,7 @@ int32_t kv_alloc(struct kv_pool *p)
 {
     int32_t i = p->head;
     if (i < 0) return -1;
+    if (p->page[i].serial && p->evict) p->evict(p->evict_arg, i, p->page[i].serial);
     list_remove(p, i);
     if (p->page[i].serial) unregister(p, i);
     p->page[i].ref = 1;
@@ -176,6 +179,24 @@ bool kv_contains(struct kv_pool *p, uint64_t parent, uint64_t salt, const int32_
     p->lookups++;
     if (i >= 0) *serial = p->page[i].serial;
     return i >= 0;
+}
+
+int32_t kv_peek(const struct kv_pool *p, uint64_t parent, uint64_t salt, const int32_t *tokens, uint64_t *serial)
+{
+    int32_t i = find(p, bucket_of(p, parent, salt, tokens), parent, salt, tokens);
+    if (i >= 0) *serial = p->page[i].serial;
+    return i;
+}
+
+uint64_t kv_serial(const struct kv_pool *p, int32_t page)
+{
+    return p->page[page].serial;
+}
+
+void kv_pool_on_evict(struct kv_pool *p, void (*fn)(void *arg, int32_t page, uint64_t serial), void *arg)
+{
+    p->evict = fn;
+    p->evict_arg = arg;
 }
 
 uint64_t kv_lookups(const struct kv_pool *p)

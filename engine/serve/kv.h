@@ -39,6 +39,13 @@ bool kv_contains(struct kv_pool *, uint64_t parent, uint64_t salt, const int32_t
 /* @return the number of searches by these two. */
 uint64_t kv_lookups(const struct kv_pool *);
 
+/* The same, not counted.  @return the page, -1: not registered. */
+int32_t kv_peek(const struct kv_pool *, uint64_t parent, uint64_t salt, const int32_t *tokens, uint64_t *serial);
+/* @return the serial under which the page is registered, 0: it is not. */
+uint64_t kv_serial(const struct kv_pool *, int32_t page);
+/* fn(arg, page, serial) is called before a registered page is given to kv_alloc's caller; NULL: none. */
+void kv_pool_on_evict(struct kv_pool *, void (*fn)(void *arg, int32_t page, uint64_t serial), void *arg);
+
 /* Registers a full page to which the caller has a reference.  @return the serial of its prefix.  When another page is
  * registered for the same prefix, that one stays. */
 uint64_t kv_register(struct kv_pool *, int32_t page, uint64_t parent, uint64_t salt, const int32_t *tokens);

@@ -5,6 +5,7 @@
 #include "engine/base/log.h"
 #include "engine/serve/device_turn.h"
 #include "engine/serve/engine_state.h"
+#include "engine/serve/kv_tier.h"
 #include "engine/serve/manual_step.h"
 
 #include <string.h>
@@ -40,7 +41,8 @@ static void run_training(struct engine *g, const struct plan *p)
 int engine_step_once(struct engine *g, bool wait)
 {
     static const struct plan nothing;
-    if (!engine_take_inbox(g, wait && !scheduler_gate_wanted(g->gate))) return -1;
+    if (!engine_take_inbox(g, wait && !scheduler_gate_wanted(g->gate) && !kv_tier_ready(g))) return -1;
+    kv_tier_run(g);
     debug_state_serve(&g->look, g->s.model.d);
     if (engine_lost(g)) engine_end_all(g);
     const struct plan *p = g->hold == HOLD_ALL ? &nothing : sched_step(&g->sched);
@@ -77,6 +79,7 @@ static void *engine_main(void *arg)
     if (setup_pin(&g->s, &e)) log_write(LOG_WARN, "%s", e.msg);
     while ((n = engine_step_once(g, n == 0)) >= 0) {
     }
+    kv_tier_flush(g);
     crash_thread_end();
     return NULL;
 }

@@ -255,6 +255,7 @@ void request_free(struct request *r)
     history_unref(r->guess.history);
     free(r->counts);
     free(r->count_slot);
+    free(r->names);
     free(r);
 }
 

@@ -6,6 +6,7 @@
 #ifndef TANDEM_ENGINE_SERVE_REQUEST_H
 #define TANDEM_ENGINE_SERVE_REQUEST_H
 
+#include "engine/kvstore/store.h"
 #include "engine/serve/draft.h"
 #include "engine/serve/engine.h"
 #include "engine/serve/events.h"
@@ -68,6 +69,13 @@ struct request {
     struct thoughts thoughts; /* its marks are in the block */
     struct detok detok, prompt_detok;
     struct request_times times;
+
+    /* kv_tier.c */
+    struct kv_name *names; /* (n_names + 1) a root, then those of its first pages; owned */
+    int n_names, load_pages;
+    bool names_far, loading;   /* loading: blocked while its first load_pages pages are read, until load_until */
+    uint64_t load_until;       /* clock */
+    struct request *load_next; /* in the list of these */
 };
 
 /* Checks the request against the model's limits and copies it; NULL and *e. */

@@ -2,6 +2,7 @@
 #include "engine/base/check.h"
 #include "engine/base/clock.h"
 #include "engine/serve/engine_state.h"
+#include "engine/serve/kv_tier.h"
 
 static struct request **find_link(struct engine *g, uint64_t id)
 {
@@ -23,6 +24,7 @@ void engine_end_request(struct engine *g, struct request *r, enum finish_reason 
         atomic_fetch_sub(&g->queued, 1);
     else if (r->adapter)
         adapters_run(&g->adapters, r->adapter, -1);
+    kv_tier_leave(g, r);
     sched_remove(&g->sched, &r->seq);
     struct request **link = find_link(g, r->id);
     CHECK(*link == r);
@@ -37,11 +39,17 @@ struct request *engine_find_request(struct engine *g, uint64_t id)
     return *find_link(g, id);
 }
 
+void engine_schedule(struct engine *g, struct request *r)
+{
+    sched_add(&g->sched, &r->seq);
+    kv_tier_arrive(g, r);
+}
+
 void engine_add_request(struct engine *g, struct request *r)
 {
     r->next = g->by_id[r->id & g->id_mask];
     g->by_id[r->id & g->id_mask] = r;
-    if (g->hold != HOLD_NEW) sched_add(&g->sched, &r->seq);
+    if (g->hold != HOLD_NEW) engine_schedule(g, r);
 }
 
 void engine_end_preempted(struct engine *g)

@@ -143,6 +143,10 @@ void sched_took(struct sched *, uint64_t ns);
 /* Before sched_commit: the last token of the plan's item i and its row of logits must be computed again. */
 void sched_defer(struct sched *, int i);
 
+/* The number of q's tokens that may be taken from the cache: not those whose logits are needed.  The last token is
+ * always computed, since its logits or its hidden state are needed. */
+int sched_prefix_end(const struct sched *, const struct seq *q);
+
 /* Whether the text is longer than near_len. */
 static inline bool sched_is_far(const struct seq *q)
 {

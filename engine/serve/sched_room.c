@@ -65,16 +65,14 @@ bool sched_grow(struct sched *s, struct seq *q, int tokens)
     return true;
 }
 
-/* The number of q's tokens that may be taken from the cache: not those whose logits are needed.  The last token is
- * always computed, since its logits or its hidden state are needed. */
-static int prefix_end(const struct sched *s, const struct seq *q)
+int sched_prefix_end(const struct sched *s, const struct seq *q)
 {
     return !s->c.prefix_cache || q->no_prefix ? 0 : q->no_rows ? q->n_known - 1 : q->first_row;
 }
 
 static void take_prefix(struct sched *s, struct seq *q)
 {
-    int end = prefix_end(s, q);
+    int end = sched_prefix_end(s, q);
     while ((q->n_pages + 1) * KV_PAGE <= end) {
         int32_t page = kv_lookup(s->kv, q->serial, q->salt, q->tokens + q->n_pages * KV_PAGE, &q->serial);
         if (page < 0) break;
@@ -127,7 +125,7 @@ static bool still_too_large(struct sched *s, struct seq *q)
 {
     int n = q->n_found;
     if (q->missed < 0) return false;
-    if ((n + 1) * KV_PAGE <= prefix_end(s, q) &&
+    if ((n + 1) * KV_PAGE <= sched_prefix_end(s, q) &&
         kv_contains(s->kv, q->found, q->salt, q->tokens + n * KV_PAGE, &q->found))
         return false;
     return pages_in_reach(s, q) - s->n_running <= q->missed;

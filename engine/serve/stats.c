@@ -2,6 +2,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/flight.h"
 #include "engine/serve/engine_state.h"
+#include "engine/serve/kv_tier.h"
 
 void engine_publish(struct engine *g, const struct plan *p)
 {
@@ -17,6 +18,7 @@ void engine_publish(struct engine *g, const struct plan *p)
         g->s.model.d->ops->memory(g->s.model.d, &m);
         g->now.device_used = m.used;
     }
+    kv_tier_publish(g);
     if (p) g->now.preemptions += (uint64_t)p->n_preempted;
     flight_counts(g->now.waiting, g->now.running, paused);
     debug_state_seqs(&g->look, &g->sched.running);

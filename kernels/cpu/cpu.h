@@ -403,5 +403,7 @@ void weight_row(const struct weight *, int row, float *out); /* row as cols floa
 size_t cpu_kv_page_bytes(const struct kv_shape *);
 struct kv *cpu_kv_open(struct dev *, const struct kv_shape *);
 void cpu_kv_close(struct dev *, struct kv *);
+void cpu_kv_save(struct dev *, const struct kv *, int page, void *host);
+void cpu_kv_load(struct dev *, struct kv *, int page, const void *host);
 
 #endif

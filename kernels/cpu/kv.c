@@ -82,6 +82,23 @@ void cpu_kv_close(struct dev *d, struct kv *kv)
     free(kv);
 }
 
+void cpu_kv_save(struct dev *d, const struct kv *kv, int page, void *host)
+{
+    uint8_t *to = host;
+    for (int layer = 0; layer < kv->shape.layers; layer++)
+        for (int head = 0; head < kv->shape.kv_heads; head++, to += kv->block_bytes)
+            memcpy(to, kv_block(kv, layer, page, head), kv->block_bytes);
+}
+
+void cpu_kv_load(struct dev *d, struct kv *kv, int page, const void *host)
+{
+    const uint8_t *from = host;
+    reach(kv, page);
+    for (int layer = 0; layer < kv->shape.layers; layer++)
+        for (int head = 0; head < kv->shape.kv_heads; head++, from += kv->block_bytes)
+            memcpy(kv_block(kv, layer, page, head), from, kv->block_bytes);
+}
+
 /* Stores one head's k and v of one token at index `place` of a page's block. */
 static void kv_store(const struct isa *isa, const struct kv *kv, uint8_t *block, int place, const float *k,
                      const float *v)

@@ -226,6 +226,8 @@ static inline const gpu_kv *kv_of(const struct kv *kv)
 size_t gpu_kv_page_bytes(const struct kv_shape *);
 struct kv *gpu_kv_open(struct dev *, const struct kv_shape *);
 void gpu_kv_close(struct dev *, struct kv *);
+void gpu_kv_save(struct dev *, const struct kv *, int page, void *host);
+void gpu_kv_load(struct dev *, struct kv *, int page, const void *host);
 
 /* ---- memory and ops -------------------------------------------------------------------------------------------- */
 

@@ -470,6 +470,27 @@ static void ref_kv_close(struct dev *d, struct kv *kv)
     free(kv);
 }
 
+/* of one layer's page, whose tokens are adjacent: see kv_at */
+static size_t ref_kv_part(const struct kv *kv)
+{
+    return ref_kv_page_bytes(&kv->shape) / (size_t)kv->shape.layers;
+}
+
+static void ref_kv_save(struct dev *d, const struct kv *kv, int page, void *host)
+{
+    size_t part = ref_kv_part(kv);
+    for (size_t l = 0; l < (size_t)kv->shape.layers; l++)
+        memcpy((char *)host + l * part, (char *)kv->data + (l * (size_t)kv->shape.pages + (size_t)page) * part, part);
+}
+
+static void ref_kv_load(struct dev *d, struct kv *kv, int page, const void *host)
+{
+    size_t part = ref_kv_part(kv);
+    for (size_t l = 0; l < (size_t)kv->shape.layers; l++)
+        memcpy((char *)kv->data + (l * (size_t)kv->shape.pages + (size_t)page) * part, (const char *)host + l * part,
+               part);
+}
+
 /* ---- the device ---------------------------------------------------------------------------------------------- */
 
 static void *ref_alloc(struct dev *d, size_t bytes)
@@ -540,6 +561,8 @@ struct dev *ref_open(char why[160])
                               .kv_page_bytes = ref_kv_page_bytes,
                               .kv_open = ref_kv_open,
                               .kv_close = ref_kv_close,
+                              .kv_save = ref_kv_save,
+                              .kv_load = ref_kv_load,
                               .alloc = ref_alloc,
                               .free = ref_free,
                               .upload = ref_copy,

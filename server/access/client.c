@@ -16,9 +16,15 @@ void client_name(const struct http_req *req, char out[static CLIENT_NAME])
         snprintf(out, CLIENT_NAME, "address %.47s", req->peer);
 }
 
+static uint64_t seed; /* loop thread only */
+
+void client_set_seed(uint64_t s)
+{
+    seed = s;
+}
+
 uint64_t client_id_of(const char *name)
 {
-    static uint64_t seed; /* loop thread only */
     if (!seed && getrandom(&seed, sizeof seed, GRND_NONBLOCK) != sizeof seed) seed = clock_unix();
     uint64_t h = seed |= 1;
     for (const char *p = name; *p; p++) { /* a step of splitmix64 for each byte */

@@ -18,5 +18,7 @@ void client_name(const struct http_req *, char out[static CLIENT_NAME]);
  * choose an address whose number collides with another client's. */
 uint64_t client_id(const struct http_req *);
 uint64_t client_id_of(const char *name);
+/* Before the first of these: numbers that are to stay the same in the next process have the same secret seed. */
+void client_set_seed(uint64_t seed);
 
 #endif

@@ -17,6 +17,7 @@
 #include "engine/serve/device_turn.h"
 #include "engine/serve/engine.h"
 #include "server/access/admission.h"
+#include "server/access/client.h"
 #include "server/access/credentials.h"
 #include "server/api/app.h"
 #include "server/api/model_dispatch.h"
@@ -571,6 +572,15 @@ static int serve(struct server *s)
     return s->status;
 }
 
+/* With --kv-disk clients have the same numbers after a restart, so that each finds its own prefixes again
+ * (cache-per-key).  Opening the engine reports a directory that cannot be used. */
+static void keep_clients(const struct settings *set)
+{
+    uint64_t seed;
+    struct err e;
+    if (*set->kv_disk && engine_kv_disk_seed(set->kv_disk, &seed, &e) == 0) client_set_seed(seed);
+}
+
 int cmd_serve(int argc, char **argv)
 {
     struct settings set;
@@ -581,6 +591,7 @@ int cmd_serve(int argc, char **argv)
         s.started = clock_now();
         s.reload = (struct reload){.app = &s.app, .live = &set, .argc = argc, .argv = argv};
         service_begin(&set);
+        keep_clients(&set);
         status = serve(&s);
     }
     settings_free(&set);

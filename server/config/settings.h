@@ -55,6 +55,9 @@ struct settings {
     int max_seqs, max_batch_tokens, max_prefill_tokens, max_queue, max_queue_tokens, max_total_tokens;
     double max_wait; /* seconds */
     bool prefix_cache, cache_per_key;
+    char *kv_disk;
+    size_t kv_disk_size;
+    double kv_disk_ttl; /* seconds */
     char *speculate, *draft_model;
     char *draft_dir; /* where it is; owned, NULL: none */
     size_t draft_kv_cache_bytes, speculate_history;

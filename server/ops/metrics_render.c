@@ -149,6 +149,34 @@ static void put_tokens(const struct metrics_view *v, struct buf *out)
     prometheus_rows(out, rows, N_OF(rows));
 }
 
+/* Zeros without --kv-disk. */
+static void put_kv_disk(const struct metrics_view *v, struct buf *out)
+{
+    static const char removed[] = "tandem_kv_disk_removed_pages_total";
+    const struct kv_disk_stats *s = &v->stats->kv_disk;
+    const struct prometheus_row rows[] = {
+        {"tandem_kv_disk_pages", "gauge", "KV pages on disk.", (double)s->pages},
+        {"tandem_kv_disk_bytes", "gauge", "Bytes of KV pages on disk.", (double)s->bytes},
+        {"tandem_kv_disk_limit_bytes", "gauge", "Limit of tandem_kv_disk_bytes (option kv-disk-size).",
+         (double)s->limit},
+        {"tandem_kv_disk_hit_pages_total", "counter", "KV pages of prompts read from disk.", (double)s->hits},
+        {"tandem_kv_disk_miss_pages_total", "counter", "KV pages of prompts found neither in memory nor on disk.",
+         (double)s->misses},
+        {"tandem_kv_disk_written_pages_total", "counter", "KV pages written to disk.", (double)s->written},
+        {"tandem_kv_disk_dropped_pages_total", "counter",
+         "KV pages not written because others were still being written.", (double)s->dropped},
+        {"tandem_kv_disk_write_errors_total", "counter", "Failed writes to the directory of kv-disk.",
+         (double)s->write_errors},
+        {"tandem_kv_disk_loads_total", "counter", "Requests that waited for KV pages from disk.", (double)s->loads},
+        {"tandem_kv_disk_load_seconds_total", "counter", "Time that these requests waited.", (double)s->load_ns * 1e-9},
+    };
+    prometheus_rows(out, rows, N_OF(rows));
+    prometheus_head(out, removed, "counter", "KV pages removed from disk, by reason.");
+    prometheus_by(out, removed, "reason", "evicted", (double)s->evicted);
+    prometheus_by(out, removed, "reason", "expired", (double)s->expired);
+    prometheus_by(out, removed, "reason", "corrupt", (double)s->corrupt);
+}
+
 /* On a GPU: bytes of device memory that training uses: reserved after startup, less those of adapters. */
 static double taken_by_training(const struct metrics_view *v)
 {
@@ -354,6 +382,7 @@ void metrics_render(const struct metrics *m, const struct metrics_view *v, struc
         put_speculation(v->stats, out);
         put_step(v->stats, out);
         put_memory(v, out);
+        put_kv_disk(v, out);
         put_adapters(v, out);
         put_model(v, out);
     }

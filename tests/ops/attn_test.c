@@ -19,6 +19,7 @@ enum { MAX_POS = 1300 };
 struct bed {
     struct dev *d;
     struct shape s;
+    enum dtype t;
     struct kv *kv;
     int layers, pages, free_page;
     int *page_order;
@@ -28,7 +29,7 @@ struct bed {
 /* With a cache of int8 the rotation tables are not aligned to more than a float. */
 static struct bed bed_open(struct dev *d, struct shape s, enum dtype t, int pages, uint64_t seed)
 {
-    struct bed b = {.d = d, .s = s, .layers = 2, .pages = pages};
+    struct bed b = {.d = d, .s = s, .t = t, .layers = 2, .pages = pages};
     int half = s.rot / 2 > 0 ? s.rot / 2 : 1;
     size_t all = (size_t)MAX_POS * half, first = t == DT_I8;
     float *c = malloc((first + 2 * all) * sizeof *c), *n = c + first + all;
@@ -220,12 +221,31 @@ void test_attn(struct dev *dev, struct dev *ref)
 
 /* ---- the same bits ------------------------------------------------------------------------------------------- */
 
+/* Moves the sequence's first pages to others by way of host memory. */
+static void move_pages(struct bed *b, struct seq *q)
+{
+    struct dev *d = b->d;
+    struct kv_shape shape = {b->layers, 1, b->s.kv_heads, b->s.head_dim, b->t};
+    void *page = malloc(d->ops->kv_page_bytes(&shape));
+    if (!page) abort();
+    for (int i = 0; i < q->n_pages && i < 8; i++) {
+        int32_t to = b->page_order[b->free_page++];
+        d->ops->kv_save(d, b->kv, q->pages[i], page);
+        d->ops->finish(d);
+        d->ops->kv_load(d, b->kv, to, page);
+        q->pages[i] = to;
+    }
+    check_device("kv_save + kv_load", d);
+    free(page);
+}
+
 /* Feeds `len` tokens of sequence A in the given chunks (0 ends the list; the rest goes one by one) while B and C come
- * and go in the same batches; returns A's outputs. */
+ * and go in the same batches; with an even seed its pages move once.  Returns A's outputs. */
 static float *chunk_run(struct dev *d, struct shape s, enum dtype t, int len, const int *chunks, uint64_t seed)
 {
     struct bed b = bed_open(d, s, t, len / KV_PAGE + 30, seed);
     struct seq a = seq_make(&s, len, 99), other = seq_make(&s, 120, 98), third = seq_make(&s, 120, 97);
+    bool moved = false;
     while (a.fed < len) {
         int n = *chunks ? *chunks++ : 1;
         n = n > len - a.fed ? len - a.fed : n;
@@ -237,6 +257,7 @@ static float *chunk_run(struct dev *d, struct shape s, enum dtype t, int len, co
         list[k] = &a, counts[k++] = n;
         if (with_c) list[k] = &third, counts[k++] = random_below(9);
         feed(&b, list, counts, k);
+        if (seed % 2 == 0 && !moved && (moved = a.fed > KV_PAGE)) move_pages(&b, &a);
     }
     bed_close(&b);
     seq_free(&other), seq_free(&third);

@@ -57,6 +57,24 @@ void gpu_kv_close(struct dev *head, struct kv *p)
     free(kv);
 }
 
+/* The blocks of a page are adjacent within a layer. */
+void gpu_kv_save(struct dev *head, const struct kv *p, int page, void *host)
+{
+    const gpu_kv *kv = kv_of(p);
+    size_t part = (size_t)kv->shape.kv_heads * kv->block_bytes, layer = part * (size_t)kv->shape.pages;
+    for (size_t l = 0; l < (size_t)kv->shape.layers; l++)
+        gpu_download(head, static_cast<uint8_t *>(host) + l * part, kv->data + l * layer + (size_t)page * part, part);
+}
+
+void gpu_kv_load(struct dev *head, struct kv *p, int page, const void *host)
+{
+    const gpu_kv *kv = kv_of(p);
+    size_t part = (size_t)kv->shape.kv_heads * kv->block_bytes, layer = part * (size_t)kv->shape.pages;
+    for (size_t l = 0; l < (size_t)kv->shape.layers; l++)
+        gpu_upload(head, kv->data + l * layer + (size_t)page * part, static_cast<const uint8_t *>(host) + l * part,
+                   part);
+}
+
 /* ---- rope_kv -------------------------------------------------------------------------------------------------------
  */
 

@@ -206,6 +206,8 @@ void fill_table(struct dev_ops *o)
     o->kv_page_bytes = gpu_kv_page_bytes;
     o->kv_open = gpu_kv_open;
     o->kv_close = gpu_kv_close;
+    o->kv_save = gpu_kv_save;
+    o->kv_load = gpu_kv_load;
     o->alloc = gpu_alloc;
     o->free = gpu_free;
     o->upload = gpu_upload;

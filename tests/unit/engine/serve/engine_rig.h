@@ -30,7 +30,7 @@ static void wake(void *arg)
 }
 
 /* of the trained model in the directory of models */
-static struct engine_config base_config(const char *fixtures)
+static inline struct engine_config base_config(const char *fixtures)
 {
     static char model[1024];
     snprintf(model, sizeof model, "%s/tinystories-656k", fixtures);
@@ -85,7 +85,7 @@ static void run_out(struct rig *r)
     }
 }
 
-static int encode(struct rig *r, const char *text, int32_t *ids)
+static inline int encode(struct rig *r, const char *text, int32_t *ids)
 {
     struct tokens t = {0};
     struct err e;

@@ -3,10 +3,10 @@
 #include "engine/base/buf.h"
 #include "engine/base/file.h"
 
-#include <gnu/libc-version.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* What a change of names must change: the layout of what is hashed. */
 static const char scheme[] = "tandem KV pages 1";
@@ -42,7 +42,9 @@ static void add_processor(struct sha256 *s)
             if (strncmp(line, lines[i], strlen(lines[i])) == 0) add_text(s, line);
     free(line);
     if (f) fclose(f);
-    add_text(s, gnu_get_libc_version());
+    char libc[64] = "";
+    confstr(_CS_GNU_LIBC_VERSION, libc, sizeof libc);
+    add_text(s, libc);
 }
 
 /* The program: other code may round differently. */

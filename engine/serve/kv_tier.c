@@ -11,14 +11,16 @@
 #include <string.h>
 
 enum {
-    QUEUE_MAX = 1 << 16,      /* pages that wait to be copied */
-    BUSY_BYTES = 4 << 20,     /* copied out in an iteration while requests run, at least a page */
-    IDLE_BYTES = 32 << 20,    /* and while none does; also copied in for a request that waits */
-    EXPLORE = 16,             /* one of so many refused loads is done all the same, to measure again */
-    WAIT_NS_MIN = 500000000,  /* the longest that a request waits for its pages: the time to compute them, within... */
-    WAIT_NS_NONE = 2000000000 /* ... and when that is not known yet */
+    QUEUE_MAX = 1 << 16,    /* pages that wait to be copied */
+    BUSY_BYTES = 4 << 20,   /* copied out in an iteration while requests run, at least a page */
+    IDLE_BYTES = 32 << 20,  /* and while none does; also copied in for a request that waits */
+    EXPLORE = 16,           /* one of so many refused loads is done all the same, to measure again */
+    WAIT_NS_MIN = 500000000 /* see WAIT_NS_MAX */
 };
-static const uint64_t WAIT_NS_MAX = UINT64_C(30000000000), FLUSH_NS = UINT64_C(5000000000); /* at the end, for all */
+/* A request waits for its pages as long as computing them would take, within limits; when that is not known yet, which
+ * is so after a restart, as long as they keep coming. */
+static const uint64_t WAIT_NS_MAX = UINT64_C(30000000000), STALL_NS = UINT64_C(5000000000);
+static const uint64_t FLUSH_NS = UINT64_C(5000000000); /* at the end, for all pages */
 
 struct queued {
     int32_t page; /* -1: done */
@@ -29,14 +31,15 @@ struct queued {
 
 /* The request whose pages are being read. */
 struct load {
-    struct request *r; /* NULL: none */
-    uint64_t tag;      /* of its jobs */
-    int first, n;      /* pages [first, n) are wanted; those before were in memory */
-    int asked, have;   /* pages before these were requested; are in memory */
-    int32_t *page;     /* (n) references to [0, have) */
-    uint64_t serial;   /* of page have - 1 */
-    uint64_t started;
-    bool failed; /* the next page cannot be had */
+    struct request *r;       /* NULL: none */
+    uint64_t tag;            /* of its jobs */
+    int first, n;            /* pages [first, n) are wanted; those before were in memory */
+    int asked, have;         /* pages before these were requested; are in memory */
+    int placed;              /* pages from have on that were copied in, and are not registered yet */
+    int32_t *page;           /* (n) references to [0, have) */
+    uint64_t serial;         /* of page have - 1 */
+    uint64_t started, moved; /* clock; moved: when the last page came */
+    bool failed;             /* the next page cannot be had */
 };
 
 struct kv_tier {
@@ -346,7 +349,7 @@ void kv_tier_arrive(struct engine *g, struct request *r)
     t->misses += (uint64_t)(n - m - k);
     if (!k || (!reads_faster(g, m, k) && ++t->refused % EXPLORE)) return;
     double wait = compute_ns(g, m, k);
-    if (wait <= 0) wait = WAIT_NS_NONE;
+    if (wait <= 0) wait = (double)WAIT_NS_MAX;
     if (wait < WAIT_NS_MIN) wait = WAIT_NS_MIN;
     r->load_until = clock_now() + (wait < (double)WAIT_NS_MAX ? (uint64_t)wait : WAIT_NS_MAX);
     r->load_pages = m + k;
@@ -361,7 +364,8 @@ static void begin(struct engine *g, struct request *r)
     struct kv_tier *t = g->tier;
     struct load *l = &t->load;
     const struct seq *q = &r->seq;
-    *l = (struct load){.r = r, .tag = l->tag + 1, .n = r->load_pages, .started = clock_now(), .serial = q->root};
+    *l = (struct load){.r = r, .tag = l->tag + 1, .n = r->load_pages, .serial = q->root};
+    l->started = l->moved = clock_now();
     l->page = mem_array((size_t)l->n, sizeof *l->page);
     for (; l->have < l->n; l->have++) {
         int32_t page = kv_lookup(g->pool, l->serial, q->salt, q->tokens + l->have * KV_PAGE, &l->serial);
@@ -414,20 +418,33 @@ static void ask(struct kv_tier *t)
     }
 }
 
-/* Puts a page that was read into the pool.  Some free pages are left, so that running requests can grow. */
+/* Copies a page that was read into one of the pool.  Some free pages are left, so that running requests can grow. */
 static void place(struct engine *g, const struct page_job *j)
 {
     struct load *l = &g->tier->load;
-    const struct seq *q = &l->r->seq;
     int32_t page = j->right && kv_available(g->pool) > g->sched.n_running + 1 ? kv_alloc(g->pool) : -1;
     if (page < 0) {
         l->failed = true;
         return;
     }
     g->s.model.d->ops->kv_load(g->s.model.d, g->s.model.kv, page, j->page);
-    l->serial = kv_register(g->pool, page, l->serial, q->salt, q->tokens + l->have * KV_PAGE);
-    l->page[l->have++] = page;
-    g->tier->hits++;
+    l->page[l->have + l->placed++] = page;
+}
+
+/* Registers the pages that were placed, once the device has them. */
+static void register_placed(struct engine *g)
+{
+    struct load *l = &g->tier->load;
+    if (!l->placed) return;
+    const struct seq *q = &l->r->seq;
+    l->moved = clock_now();
+    bool right = g->s.model.d->ops->finish(g->s.model.d) == 0; /* else engine_check_device finds the error */
+    for (; l->placed && right; l->placed--, l->have++) {
+        l->serial = kv_register(g->pool, l->page[l->have], l->serial, q->salt, q->tokens + l->have * KV_PAGE);
+        g->tier->hits++;
+    }
+    l->failed |= !right;
+    while (l->placed) kv_unref(g->pool, l->page[l->have + --l->placed]);
 }
 
 /* Copies in what arrived, some bytes of it. */
@@ -436,22 +453,28 @@ static void take_arrived(struct engine *g)
     struct kv_tier *t = g->tier;
     struct load *l = &t->load;
     size_t copied = 0;
-    if (!t->arrived) t->arrived = pager_done(t->pager);
-    while (t->arrived) {
+    for (;;) {
+        if (!t->arrived) t->arrived = pager_done(t->pager);
         struct page_job *j = t->arrived;
-        bool ours = l->r && j->tag == l->tag && !l->failed;
-        if (ours && copied && copied + t->page_bytes > IDLE_BYTES) {
-            t->more = true;
-            return;
-        }
+        bool ours = j && l->r && j->tag == l->tag && !l->failed;
+        t->more |= ours && copied && copied + t->page_bytes > IDLE_BYTES;
+        if (!j || t->more) break;
         t->arrived = j->next;
         if (ours) {
             place(g, j);
             copied += t->page_bytes;
         }
         pager_give(t->pager, j);
-        if (!t->arrived && copied < IDLE_BYTES) t->arrived = pager_done(t->pager);
     }
+    register_placed(g);
+}
+
+uint64_t kv_tier_deadline(const struct engine *g)
+{
+    const struct kv_tier *t = g->tier;
+    if (!t || !t->waiting) return 0;
+    uint64_t stalled = t->load.moved + STALL_NS, until = t->waiting->load_until;
+    return t->load.r && stalled < until ? stalled : until;
 }
 
 static void run_loads(struct engine *g)
@@ -462,7 +485,7 @@ static void run_loads(struct engine *g)
     while (t->waiting) {
         if (!l->r) begin(g, t->waiting);
         bool starved = kv_available(g->pool) < g->sched.n_running;
-        if (!l->failed && l->have < l->n && !starved && clock_now() < l->r->load_until) {
+        if (!l->failed && l->have < l->n && !starved && clock_now() < kv_tier_deadline(g)) {
             ask(t);
             return;
         }
@@ -487,11 +510,6 @@ void kv_tier_run(struct engine *g)
 bool kv_tier_ready(const struct engine *g)
 {
     return g->tier && g->tier->more;
-}
-
-uint64_t kv_tier_deadline(const struct engine *g)
-{
-    return g->tier && g->tier->waiting ? g->tier->waiting->load_until : 0;
 }
 
 void kv_tier_flush(struct engine *g)

@@ -577,7 +577,7 @@ static int serve(struct server *s)
 static void keep_clients(const struct settings *set)
 {
     uint64_t seed;
-    struct err e;
+    struct err e = {0};
     if (*set->kv_disk && engine_kv_disk_seed(set->kv_disk, &seed, &e) == 0) client_set_seed(seed);
 }
 

@@ -25,7 +25,11 @@
 enum { TOKENS = 12, LONG = 200, TEXTS = 6 };
 
 static const char *fixtures;
+#ifdef TANDEM_SANITIZED
+static int rounds = 3; /* sanitizers are slow */
+#else
 static int rounds = 8;
+#endif
 static char dir[64];
 
 struct reply {

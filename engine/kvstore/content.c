@@ -217,8 +217,8 @@ int content_add(struct sha256 *to, const struct content_files *f, const char *di
     uint64_t start = clock_now(), read = 0;
     if (file_read(memory, REMEMBERED_MAX, &text, &size, &(struct err){0})) text = NULL;
     for (size_t i = 0; i < f->n && !rc; i++) {
-        unsigned char digest[SHA256_BYTES];
-        struct stamp s;
+        unsigned char digest[SHA256_BYTES] = {0};
+        struct stamp s = {0};
         const char *name = strrchr(f->path[i], '/');
         name = name ? name + 1 : f->path[i];
         uint64_t began = clock_unix();

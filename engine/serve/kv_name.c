@@ -24,7 +24,7 @@ static void add_number(struct sha256 *s, int64_t v)
 
 static struct kv_name name_of(struct sha256 *s)
 {
-    struct kv_name n;
+    struct kv_name n = {0};
     sha256_end(s, n.b);
     return n;
 }

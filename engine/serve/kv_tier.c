@@ -1,5 +1,6 @@
 #include "engine/serve/kv_tier.h"
 
+#include "engine/base/check.h"
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
@@ -399,7 +400,8 @@ static void forget_load(struct engine *g, struct request *r)
     struct kv_tier *t = g->tier;
     struct request **link = &t->waiting;
     if (t->load.r == r) end(g);
-    while (*link != r) link = &(*link)->load_next;
+    while (*link && *link != r) link = &(*link)->load_next;
+    CHECK(*link == r);
     *link = r->load_next;
     if (!r->load_next) t->waiting_end = link;
     r->loading = r->seq.blocked = false;

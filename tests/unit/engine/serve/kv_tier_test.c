@@ -11,6 +11,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/serve/engine_state.h"
+#include "tests/unit/engine/kvstore/scratch.h"
 #include "tests/unit/engine/serve/engine_rig.h"
 
 #include <dirent.h>
@@ -30,7 +31,6 @@ static int rounds = 3; /* sanitizers are slow */
 #else
 static int rounds = 8;
 #endif
-static char dir[64];
 
 struct reply {
     int n, n_cached;
@@ -49,19 +49,6 @@ static void take_event(const struct event_batch *b, const struct event *v)
     if (v->kind != EV_DONE) return;
     y->n_cached = v->n_cached;
     y->finish = v->finish;
-}
-
-static int set_up(void **state)
-{
-    snprintf(dir, sizeof dir, "/tmp/kvtier-XXXXXX");
-    return mkdtemp(dir) ? 0 : -1;
-}
-
-static int tear_down(void **state)
-{
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf %s", dir);
-    return system(command);
 }
 
 static struct engine_config config_of(const char *model, bool disk)
@@ -296,12 +283,12 @@ static void damage(int round)
     folder_path(path, sizeof path, round % 3 == 1 ? "index" : "pages");
     int fd = open(path, O_RDWR);
     assert_int_equal(fstat(fd, &st), 0);
-    if (round % 9 == 8) assert_int_equal(ftruncate(fd, rand() % st.st_size), 0);
+    if (round % 9 == 8) assert_int_equal(ftruncate(fd, chance(st.st_size)), 0);
     for (int k = 0; k < 20 && round % 9 != 8; k++) {
         unsigned char b;
-        off_t at = rand() % st.st_size;
+        off_t at = chance(st.st_size);
         if (pread(fd, &b, 1, at) != 1) continue;
-        b ^= (unsigned char)(1 << rand() % 8);
+        b ^= (unsigned char)(1 << chance(8));
         assert_int_equal(pwrite(fd, &b, 1, at), 1);
     }
     close(fd);
@@ -313,7 +300,6 @@ static void test_damage(void **state)
     struct reply want[TEXTS], got;
     struct rig r;
     uint64_t corrupt = 0, hits = 0;
-    srand(3);
     rig_open(&r, c);
     for (int i = 0; i < TEXTS; i++) want[i] = generate(&r, (struct ask){.text = i, .n = LONG});
     rig_close(&r);
@@ -355,7 +341,7 @@ static void test_kill(void **state)
             for (int i = 0;; i = (i + 1) % TEXTS) generate(&r, (struct ask){.text = i, .n = LONG});
         }
         assert_int_equal(read(told[0], &b, 1), 1);
-        usleep((unsigned)(rand() % 60000));
+        usleep((unsigned)(chance(60000)));
         kill(child, SIGKILL);
         assert_int_equal(waitpid(child, NULL, 0), child);
         close(told[0]);

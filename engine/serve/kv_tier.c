@@ -530,22 +530,28 @@ void kv_tier_flush(struct engine *g)
 
 void kv_tier_publish(struct engine *g)
 {
-    struct kv_tier *t = g->tier;
-    struct kv_store_stats s;
+    const struct kv_tier *t = g->tier;
     if (!t) return;
-    kv_store_stats(pager_store(t->pager), &s);
     g->now.kv_disk = (struct kv_disk_stats){.on = true,
-                                            .pages = s.pages,
-                                            .bytes = s.bytes,
-                                            .limit = s.limit,
                                             .hits = t->hits,
                                             .misses = t->misses,
-                                            .written = s.written,
                                             .dropped = t->dropped,
-                                            .evicted = s.evicted,
-                                            .expired = s.expired,
-                                            .corrupt = s.corrupt,
-                                            .write_errors = s.write_errors,
                                             .loads = t->loads,
                                             .load_ns = t->load_ns};
+}
+
+void kv_tier_read(const struct engine *g, struct kv_disk_stats *out)
+{
+    struct kv_store_stats s;
+    if (!g->tier) return;
+    kv_store_stats(pager_store(g->tier->pager), &s);
+    out->on = true;
+    out->pages = s.pages;
+    out->bytes = s.bytes;
+    out->limit = s.limit;
+    out->written = s.written;
+    out->evicted = s.evicted;
+    out->expired = s.expired;
+    out->corrupt = s.corrupt;
+    out->write_errors = s.write_errors;
 }

@@ -18,6 +18,7 @@
 struct adapter;
 struct engine;
 struct engine_config;
+struct kv_disk_stats;
 struct kv_tier;
 struct request;
 
@@ -42,5 +43,7 @@ uint64_t kv_tier_deadline(const struct engine *);
 void kv_tier_flush(struct engine *);
 /* Puts what it counts into the engine's statistics. */
 void kv_tier_publish(struct engine *);
+/* Any thread: adds what the store counts, whose pages are written while the engine thread sleeps. */
+void kv_tier_read(const struct engine *, struct kv_disk_stats *);
 
 #endif

@@ -33,6 +33,7 @@ void engine_stats_read(const struct engine *g, struct engine_stats *out)
     pthread_mutex_lock(&w->stats_lock);
     *out = g->stats;
     pthread_mutex_unlock(&w->stats_lock);
+    kv_tier_read(g, &out->kv_disk);
     out->adapters = adapters_count(&w->adapters, &out->adapter_bytes);
     uint64_t busy = engine_busy_since(g);
     out->step_started = busy > clock_now() ? 0 : busy;

@@ -2,6 +2,7 @@
  * the length, of the index or the pages; the first byte says whether the checksums of the index are then made right.  A
  * page that is given out must be the one of its name. */
 #include "engine/base/crc32c.h"
+#include "engine/base/log.h"
 #include "engine/kvstore/index.h"
 #include "engine/kvstore/store.h"
 
@@ -44,6 +45,7 @@ static void make_dir(void)
     snprintf(paths[0], sizeof paths[0], "%s/00000000000000000000000000000000/index", dir);
     snprintf(paths[1], sizeof paths[1], "%s/00000000000000000000000000000000/pages", dir);
     atexit(remove_dir);
+    log_set_level(LOG_ERROR);
 }
 
 static void change(const uint8_t *data, size_t size)

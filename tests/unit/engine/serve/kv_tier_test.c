@@ -122,10 +122,7 @@ static struct kv_disk_stats stats(struct rig *r)
 /* Until so many pages are on disk. */
 static void await_pages(struct rig *r, uint64_t n)
 {
-    while (stats(r).pages < n) {
-        engine_poke(r->g);
-        usleep(1000);
-    }
+    while (stats(r).pages < n) usleep(1000);
 }
 
 static void load_adapter(struct rig *r, const char *name)

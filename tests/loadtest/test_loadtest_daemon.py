@@ -29,6 +29,19 @@ def test_every_protocol_counts_what_the_daemon_counts(daemon, tmp_path, api):
     daemon.wait_idle()
 
 
+def test_streams_beside_a_batch(start, tmp_path):  # noqa: F811
+    """The script's own checks: every stream whole, the batch neither over nor without answers."""
+    with start("--max-seqs", 4, "--data-dir", tmp_path / "data") as s:
+        done = subprocess.run([sys.executable, ROOT / "loadtest/batch_beside.py", "--url", s.url, "--streams", "2", "--prompt-tokens", "16", "--generate-tokens",
+                               "48", "--lines", "5000", "--seconds", "0.5", "--repeat", "1", "--json"], capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        figures = json.loads(done.stdout)
+        assert all(figures[f"streams_{when}"]["ttft_p50_ms"] > 0 for when in ("alone", "beside"))
+        assert all(figures[f"batch_{when}"].keys() == {"lines_per_s", "tokens_per_s"} for when in ("alone", "beside"))
+        assert s.metric("tandem_batch_lines_total", outcome="completed") > 0
+        s.wait_idle()
+
+
 @pytest.mark.parametrize("api", ["openai", "tgi"])
 def test_lengths_are_exact_when_asked(daemon, tmp_path, api):
     samples = tmp_path / "samples.jsonl"

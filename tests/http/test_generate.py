@@ -1,12 +1,14 @@
 """TGI's generate convention: shapes, parameters, and what they do to the text."""
 import json
 import math
+import time
 
 import pytest
 import requests
-from conftest import MODEL, ROOT, wait_for
+from conftest import MODEL, ROOT, at_some_pace, wait_for
 from huggingface_hub import InferenceClient
 from sse import events, stream, text_of
+from test_concurrency import raw_stream
 
 PROMPT = "Once upon a time"
 
@@ -365,9 +367,15 @@ def test_keep_alive_comments(start):
     """A stream that waits in the queue is kept open by comments."""
     with start("--max-seqs", 1, "--sse-keepalive", 0.1, "--device", "ref") as s:
         from concurrent.futures import ThreadPoolExecutor
-        with ThreadPoolExecutor(2) as pool:
-            first = pool.submit(s.generate, max_new_tokens=400, ignore_eos=True)
+
+        def test(pace):
+            first = raw_stream(s, {"inputs": PROMPT, "parameters": {"max_new_tokens": 480, "ignore_eos": True}})
             wait_for(lambda: s.metric("tandem_requests_running") == 1, what="the first one")
-            answer = s.post("/generate_stream", {"inputs": PROMPT, "parameters": {"max_new_tokens": 2}})
-            first.result()
-        assert answer.content.startswith(b":\n\n") and answer.content.count(b"data: ") == 2
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(s.post, "/generate_stream", {"inputs": PROMPT, "parameters": {"max_new_tokens": 2}})
+                wait_for(lambda: s.metric("tandem_requests_waiting") == 1 or waiting.done(), what="the second one")
+                time.sleep(0.3 * pace)
+                first.close()
+                answer = waiting.result()
+            assert answer.content.startswith(b":\n\n") and answer.content.count(b"data: ") == 2
+        at_some_pace(test)

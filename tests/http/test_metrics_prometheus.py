@@ -205,9 +205,7 @@ def test_scrapes(scraped):
     assert p.query("scrape_samples_scraped > 300")
     # nothing was lost on the way: every series that the daemon shows is there
     shown = {s.name for f in text_string_to_metric_families(server.get("/metrics").text) for s in f.samples}
-    time.sleep(2)
-    stored = set(p.api("label/__name__/values"))
-    assert shown - stored == set()
+    wait_for(lambda: shown <= set(p.api("label/__name__/values")), what="the scrape after that")
 
 
 def test_every_query_of_the_dashboard_has_data(scraped):

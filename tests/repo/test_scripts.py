@@ -134,3 +134,10 @@ def test_cuda_is_compiled_for_the_gpu_that_is_there(machine, tmp_path, said, opt
 @pytest.mark.parametrize("script", SHELL)
 def test_shellcheck_is_content(script):
     subprocess.run(["shellcheck", script], cwd=ROOT, check=True)
+
+
+def test_every_fuzz_target_runs():
+    """scripts/test names them; a target that is only built finds nothing."""
+    named = re.search(r"^fuzz_targets=\((.*)\)$", (ROOT / "scripts/test").read_text(), re.M)[1].split()
+    built = re.findall(r"^  '(\w+)': \[", (ROOT / "tests/fuzz/meson.build").read_text(), re.M)
+    assert named == sorted(built) and built

@@ -70,7 +70,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server():
-    s = Server("--header-timeout", 5000, "--body-timeout", 5000, "--max-body", 100000, "--high-water", 65536,
+    s = Server("--header-timeout", 60000, "--body-timeout", 60000, "--max-body", 100000, "--high-water", 65536,
                "--low-water", 16384)
     yield s
     s.stop()

@@ -28,7 +28,8 @@ def cert(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def https(start, cert):
-    with start("--tls-cert", cert, "--tls-key", cert, verify=cert) as s:
+    # hours: what opens hundreds of connections one by one may take long
+    with start("--tls-cert", cert, "--tls-key", cert, "--header-timeout", 3600, "--idle-timeout", 3600, verify=cert) as s:
         assert s.url.startswith("https://") and f"curl -N {s.url}" in s.log()
         yield s
         assert s.process.poll() is None, s.log()[-4000:]

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import requests
-from conftest import BINARY, ENV, wait_for
+from conftest import BINARY, ENV, at_some_pace, wait_for
 from training import OVER, events, job, jsonl, request, rows, stream, submit, wait_over, wait_step
 
 
@@ -375,14 +375,18 @@ def test_nothing_is_made_until_it_is_needed(start, tmp_path):
 def test_rows_of_a_job_do_not_hold_up_the_loop(train):
     """A request with megabytes of rows is read on another thread: streams of text go on."""
     big = request("megabytes", n=30000, max_steps=1)
-    answer = []
-    thread = threading.Thread(target=lambda: answer.append(train.post("/train", big)))
-    thread.start()
-    while thread.is_alive():
-        assert train.get("/health").elapsed.total_seconds() < 5
-    assert answer[0].status_code == 202, answer[0].text
-    train.post(f"/train/{answer[0].json()['id']}/cancel", {})
-    wait_for(lambda: job(train, answer[0].json()["id"])["status"] in OVER, 60)
+
+    def test(_):  # this machine may hold it up
+        answer, took = [], [0]
+        thread = threading.Thread(target=lambda: answer.append(train.post("/train", big)))
+        thread.start()
+        while thread.is_alive():
+            took.append(train.get("/health").elapsed.total_seconds())
+        assert answer[0].status_code == 202, answer[0].text
+        train.post(f"/train/{answer[0].json()['id']}/cancel", {})
+        wait_for(lambda: job(train, answer[0].json()["id"])["status"] in OVER)
+        assert max(took) < 5
+    at_some_pace(test)
 
 
 def test_inline_rows_are_an_array_too(train):

@@ -4,6 +4,7 @@
 #include "engine/model/model.h"
 #include "engine/model/open.h"
 #include "engine/model/tensors.h"
+#include "engine/serve/draft.h"
 #include "engine/serve/engine.h"
 #include "engine/serve/setup.h"
 
@@ -49,10 +50,10 @@ static size_t weight_bytes(const struct tensor_source *source, const struct mode
     return (size_t)(all * 1.02) + 65536;
 }
 
-static size_t work_bytes(const struct model_config *c, const struct engine_info *i, int max_rows)
+static size_t work_bytes(const struct model_config *c, int tokens, int max_rows)
 {
     const struct block_experts x = model_experts(c);
-    size_t t = (size_t)i->max_batch_tokens, q = (size_t)c->heads * (size_t)c->head_dim,
+    size_t t = (size_t)tokens, q = (size_t)c->heads * (size_t)c->head_dim,
            kv = (size_t)c->kv_heads * (size_t)c->head_dim, hidden = (size_t)c->hidden;
     size_t row = 3 * hidden + 2 * q + 2 * kv + 3 * (size_t)c->inter;
     if (c->encoder) row += (size_t)c->heads;
@@ -61,9 +62,46 @@ static size_t work_bytes(const struct model_config *c, const struct engine_info 
     return (t * row + logits + (size_t)x.count + 1) * sizeof(float);
 }
 
-int engine_estimate(const struct engine_config *c, struct engine_memory *out, struct err *e)
+/* What is estimated of one model.  kv_type DT_NONE: the device's. */
+struct sizes {
+    const char *dir, *quantize;
+    enum dtype kv_type;
+    int tokens, rows; /* of a step */
+    size_t pages;     /* of the KV cache; 0: kv_bytes, */
+    size_t kv_bytes;  /* and where that is 0 as well, */
+    size_t texts;     /* those of so many texts of moderate length, at least one of full length, */
+    int longest;      /* which this bounds, if it is not 0 */
+};
+
+/* @return 0, or *e.  *longest: the positions of the model. */
+static int add(struct engine_memory *out, const struct sizes *z, struct dev *d, int *longest, struct err *e)
 {
     struct model_config mc;
+    size_t bytes;
+    if (model_config_read(z->dir, &mc, e)) return e->code;
+    *longest = mc.max_len;
+    struct tensor_source *source = model_source_open(z->dir, &mc, e);
+    if (!source) return e->code;
+    out->weight_bytes += weight_bytes(source, &mc, z->quantize);
+    tensor_source_close(source);
+    /* an encoder computes a text in one step */
+    int tokens = mc.encoder && z->tokens < mc.max_len ? mc.max_len : z->tokens;
+    out->workspace_bytes += work_bytes(&mc, tokens, z->rows);
+    if (mc.encoder) return 0;
+    struct kv_shape one = {mc.layers, 1, mc.kv_heads, mc.head_dim,
+                           z->kv_type == DT_NONE ? d->ops->kv_type : z->kv_type};
+    size_t page = d->ops->kv_page_bytes(&one);
+    int most = z->longest && z->longest < mc.max_len ? z->longest : mc.max_len;
+    size_t pages = z->pages      ? z->pages
+                   : z->kv_bytes ? page ? z->kv_bytes / page : 0
+                                 : setup_usual_pages(&(struct engine_info){.max_seqs = (int)z->texts}, most);
+    if (__builtin_mul_overflow(pages, page, &bytes)) return err_set(e, ERR_NOMEM, "%zu KV pages", pages);
+    out->kv_bytes += bytes;
+    return 0;
+}
+
+int engine_estimate(const struct engine_config *c, struct engine_memory *out, struct err *e)
+{
     struct engine_info limits = {0};
     struct dev_config dc = {.name = c->device, .threads = 1};
     enum dtype kv_type = DT_NONE;
@@ -73,22 +111,26 @@ int engine_estimate(const struct engine_config *c, struct engine_memory *out, st
         out->weight_bytes = c->gpu_memory_bytes;
         return 0;
     }
-    if (kv_type_parse(c->kv_type, &kv_type, e) || model_config_read(c->model, &mc, e)) return e->code;
-    struct tensor_source *source = model_source_open(c->model, &mc, e);
-    if (!source) return e->code;
-    out->weight_bytes = weight_bytes(source, &mc, c->quantize);
-    tensor_source_close(source);
-    setup_limits(&limits, c);
-    out->workspace_bytes = work_bytes(&mc, &limits, limits.max_seqs + ENGINE_MORE_ROWS);
-    struct dev *d = mc.encoder ? NULL : dev_open(&dc, why);
-    if (mc.encoder) return 0;
+    if (kv_type_parse(c->kv_type, &kv_type, e)) return e->code;
+    struct dev *d = dev_open(&dc, why);
     if (!d) return err_set(e, ERR_UNSUPPORTED, "device %s: %s", c->device ? c->device : "cpu", why);
-    struct kv_shape one = {mc.layers, 1, mc.kv_heads, mc.head_dim, kv_type == DT_NONE ? d->ops->kv_type : kv_type};
-    size_t page = d->ops->kv_page_bytes(&one);
+    setup_limits(&limits, c);
+    const struct sizes model = {.dir = c->model,
+                                .quantize = c->quantize,
+                                .kv_type = kv_type,
+                                .tokens = limits.max_batch_tokens,
+                                .rows = limits.max_seqs + ENGINE_MORE_ROWS,
+                                .pages = (size_t)c->kv_pages,
+                                .kv_bytes = c->kv_cache_bytes,
+                                .texts = (size_t)limits.max_seqs};
+    struct sizes draft = {.dir = c->draft_model, /* its weights may be quantised as well, and are less then */
+                          .kv_type = kv_type,
+                          .tokens = DRAFT_BATCH,
+                          .rows = SPECULATE_SEQS,
+                          .kv_bytes = c->draft_kv_bytes,
+                          .texts = SPECULATE_SEQS};
+    int ignored, rc = add(out, &model, d, &draft.longest, e);
+    if (!rc && c->draft_model) rc = add(out, &draft, d, &ignored, e);
     dev_close(d);
-    size_t pages = c->kv_pages         ? (size_t)c->kv_pages
-                   : c->kv_cache_bytes ? page ? c->kv_cache_bytes / page : 0
-                                       : (size_t)setup_usual_pages(&limits, mc.max_len);
-    if (__builtin_mul_overflow(pages, page, &out->kv_bytes)) return err_set(e, ERR_NOMEM, "%zu KV pages", pages);
-    return 0;
+    return rc;
 }

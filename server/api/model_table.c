@@ -310,7 +310,9 @@ static int too_large(const struct model_table *t, const struct served_model *m, 
 /* A device's own memory is set aside as a whole: adapters and training take it later. */
 static size_t bytes_of(const struct settings *set, const struct engine_info *i)
 {
-    if (!i->device_budget) return i->weight_bytes + i->kv_bytes + i->workspace_bytes;
+    if (!i->device_budget)
+        return i->weight_bytes + i->kv_bytes + i->workspace_bytes + i->draft_weight_bytes + i->draft_kv_bytes +
+               i->draft_workspace_bytes;
     return i->device_base > set->gpu_memory_bytes ? i->device_base : set->gpu_memory_bytes;
 }
 

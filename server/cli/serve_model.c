@@ -129,7 +129,9 @@ static struct settings settings_of(const struct app *app, const struct served_mo
     s.model = m->where;
     s.model_dir = m->dir;
     s.model_name = m->name;
-    if (m != app->model) s.served_model_name = s.chat_template = s.adapters = (char *)"";
+    if (m == app->model) return s;
+    s.served_model_name = s.chat_template = s.adapters = (char *)"";
+    s.draft_dir = NULL; /* of the default model's vocabulary */
     return s;
 }
 

@@ -49,6 +49,46 @@ static bool check(const char *dir, const char *quantize, size_t kv_cache_bytes)
     return true;
 }
 
+/* Encoders compute a text in one step, however long. */
+static void test_encoders(void **state)
+{
+    char *root = file_join(fixtures, "../encoders");
+    struct dirent **v = NULL;
+    int n = scandir(root, &v, NULL, alphasort), opened = 0;
+    for (int i = 0; i < n; i++) {
+        char *dir = file_join(root, v[i]->d_name), *config = file_join(dir, "config.json");
+        if (v[i]->d_name[0] != '.' && access(config, F_OK) == 0) opened += check(dir, "none", 0);
+        free(config);
+        free(dir);
+        free(v[i]);
+    }
+    free(v);
+    free(root);
+    assert_true(opened > 1);
+}
+
+static void test_draft(void **state)
+{
+    char *dir = file_join(fixtures, "tinystories-656k");
+    struct engine_config c = {.model = dir, .device = "cpu", .threads = 1, .max_seqs = 4, .no_calibration = true};
+    struct engine_memory alone, both;
+    struct err e = {0};
+    assert_int_equal(engine_estimate(&c, &alone, &e), 0);
+    c.draft_model = dir;
+    c.speculate = "on";
+    assert_int_equal(engine_estimate(&c, &both, &e), 0);
+    struct engine *g = engine_open(&c, &e);
+    assert_non_null(g);
+    const struct engine_info *i = engine_info(g);
+    assert_true(i->draft_weight_bytes > 0);
+    assert_true(both.weight_bytes >= i->weight_bytes + i->draft_weight_bytes);
+    assert_true(both.kv_bytes >= i->kv_bytes + i->draft_kv_bytes);
+    assert_true(both.workspace_bytes >= i->workspace_bytes + i->draft_workspace_bytes);
+    assert_true(total(&both) > total(&alone));
+    engine_close(g);
+    free(dir);
+}
+
 static void test_fixtures(void **state)
 {
     static const char *const types[] = {"none", "int8", "int4"};
@@ -80,6 +120,8 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fixtures),
+        cmocka_unit_test(test_encoders),
+        cmocka_unit_test(test_draft),
         cmocka_unit_test(test_errors),
     };
     fixtures = argc > 1 ? argv[1] : "tests/fixtures/models";

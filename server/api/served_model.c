@@ -46,19 +46,24 @@ static void set_fingerprint(struct served_model *m)
     snprintf(m->fingerprint, sizeof m->fingerprint, "fp_%010llx", (unsigned long long)(h >> 24));
 }
 
+void served_model_prepare(struct served_model *m, const struct engine *engine)
+{
+    m->longest_token = longest_spelling(engine_tokenizer(engine));
+    m->grammar_cache = grammar_cache_new(engine_tokenizer(engine));
+}
+
 void served_model_set(struct app *app, struct served_model *m, struct bridge *bridge, struct engine *engine)
 {
     m->engine = engine;
     m->bridge = bridge;
     m->info = engine_info(engine);
-    m->longest_token = longest_spelling(engine_tokenizer(engine));
     if (!m->name) m->name = models_base_name(app->set, m->info);
     if (!m->id) m->id = mem_strdup(m->info->model_id);
     m->ready_time = (int64_t)time(NULL);
     const struct embedder *gives = m->info->embedder;
     m->kind = gives->classifies ? "classify" : gives->encoder ? "embed" : "generate";
     m->max_total_tokens = m->info->max_total_tokens;
-    m->grammar_cache = grammar_cache_new(bridge, engine_tokenizer(engine));
+    grammar_cache_bridge(m->grammar_cache, bridge);
     if (app->admission) admission_engine_opened(app->admission, engine);
     admission_engine_opened(app->background, engine);
     set_fingerprint(m);
@@ -89,6 +94,8 @@ void served_model_drop(struct served_model *m)
     chat_close(&m->chat);
     m->chat = (struct chat_format){0};
     buf_free(&m->tokenizer_info);
+    grammar_cache_free(m->grammar_cache);
+    m->grammar_cache = NULL;
 }
 
 void served_model_clear(struct app *app, struct served_model *m)
@@ -99,8 +106,6 @@ void served_model_clear(struct app *app, struct served_model *m)
     m->engine = NULL;
     m->bridge = NULL;
     m->info = NULL;
-    grammar_cache_free(m->grammar_cache);
-    m->grammar_cache = NULL;
     served_model_drop(m);
 }
 

@@ -68,7 +68,9 @@ struct served_model *served_model_of(const struct http_req *);
 /* @return whether an engine of the daemon lost its device. */
 bool served_models_lost(const struct app *);
 
-/* Sets what requests read, once the bridge has started the engine and the chat format is open. */
+/* Makes what takes a look at the whole vocabulary.  The thread that opened the engine. */
+void served_model_prepare(struct served_model *, const struct engine *);
+/* Sets what requests read, once the bridge has started the engine, the chat format is open and it is prepared. */
 void served_model_set(struct app *, struct served_model *, struct bridge *, struct engine *);
 /* Clears it, before the engine is closed, or after. */
 void served_model_clear(struct app *, struct served_model *);

@@ -105,12 +105,16 @@ static void note_bytes(const struct tokenizer *t, unsigned char bytes[256])
     buf_free(&text);
 }
 
-struct grammar_cache *grammar_cache_new(struct bridge *bridge, const struct tokenizer *tokenizer)
+struct grammar_cache *grammar_cache_new(const struct tokenizer *tokenizer)
 {
     struct grammar_cache *all = mem_zalloc(sizeof *all);
-    all->bridge = bridge;
     note_bytes(tokenizer, all->bytes);
     return all;
+}
+
+void grammar_cache_bridge(struct grammar_cache *all, struct bridge *bridge)
+{
+    all->bridge = bridge;
 }
 
 void grammar_cache_free(struct grammar_cache *all)

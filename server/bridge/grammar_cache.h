@@ -11,10 +11,13 @@ struct bridge;
 struct grammar;
 struct tokenizer;
 
-struct grammar_cache; /* one per server, app.grammar_cache: the grammars used last */
+struct grammar_cache; /* one per model: the grammars used last */
 struct grammar_cache_job;
 
-struct grammar_cache *grammar_cache_new(struct bridge *, const struct tokenizer *);
+/* Any thread: it looks at the whole vocabulary. */
+struct grammar_cache *grammar_cache_new(const struct tokenizer *);
+/* Before it is used. */
+void grammar_cache_bridge(struct grammar_cache *, struct bridge *);
 /* After bridge_close's done: no job is left then.  NULL is allowed. */
 void grammar_cache_free(struct grammar_cache *);
 

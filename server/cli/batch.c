@@ -198,6 +198,7 @@ static int open_app(struct offline *o, struct engine *engine, struct err *e)
     app->bridge = bridge_open(&o->loop, &app->metrics);
     int rc = bridge_start(app->bridge, engine, app->set->max_queue + app->set->max_seqs, e);
     if (rc) return rc;
+    served_model_prepare(app->model, engine);
     served_model_set(app, app->model, app->bridge, engine);
     bridge_on_lost(app->bridge, on_lost, o);
     app->state = SERVING_READY;

@@ -281,6 +281,7 @@ void serve_model_load_first(struct app *app, struct model_loading *l, const stru
         l->engine = NULL;
     }
     if (!l->engine) return;
+    served_model_prepare(m, l->engine);
     load_kept(m, l->engine);
     tokenizer_info_load(&s, m, l->engine);
     l->adapters_seconds = seconds_since(start);

@@ -1,11 +1,9 @@
 """Several models in one daemon: loaded on demand within a budget, unloaded again, each request answered by the model that it
 names. The models are copies of one with another rope_theta each, so they are of one size and say different things."""
 import json
-import re
 import signal
 import subprocess
 import threading
-import time
 
 import pytest
 import requests
@@ -315,6 +313,19 @@ def test_evaluation_and_batch_name_their_models(start, folder, size):
             over = wait_for(lambda e=evaluation: (v := s.get(f"/evaluate/{e}").json())["status"] in ("succeeded", "failed") and v,
                             120, "the evaluation")
             assert over["status"] == "succeeded" and over["results"]["model"] == name, over
+
+
+@pytest.mark.full
+def test_device_with_its_own_memory(start, folder, size):
+    """Each model takes what --gpu-memory-bytes says; without it, several are refused."""
+    small = ("--models-dir", folder, "--device", "simt", "--max-seqs", "4", "--max-batch-tokens", "32", "--kv-cache-bytes", "2M")
+    with start(*small, model=None) as s:
+        answer = s.post("/v1/completions", {"model": "beta", "prompt": PROMPT, "max_tokens": 4})
+        assert answer.status_code == 503 and "--gpu-memory-bytes" in answer.json()["error"]["message"], answer.text
+    with start(*small, "--gpu-memory-bytes", "60M", "--models-memory", "130M", model=None) as s:
+        texts = {name: complete(s, name, most=8)[0] for name in THETA}
+        assert len(set(texts.values())) > 1 and len(loaded(s)) == 2
+        assert s.metric("tandem_models_memory_bytes") == 2 * 60 * 2**20
 
 
 @pytest.mark.parametrize("flags, message", [

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """What a draft model gains and costs on texts of a real model.
 
-    draft_gain.py TANDEM MODEL DRAFT PROMPTS.jsonl [--tokens 200] [--requests 24] [--batch 1] [--threads 0] [--sample]
+    draft_gain.py TANDEM MODEL DRAFT PROMPTS.jsonl [--tokens 200] [--requests 24] [--batch 1] [--threads 0] [--speculate auto]
+                  [--sample]
 
 Starts three servers of the same model: speculation off, auto, and auto with the draft (none keeps earlier texts). The
 prompts ({"prompt"} in each line) are sent to each in turns, `batch` at once, and the texts are compared. Prints the
@@ -42,10 +43,11 @@ def main():
         p.add_argument(name)
     for name, value in (("--tokens", 200), ("--requests", 24), ("--batch", 1), ("--threads", 0)):
         p.add_argument(name, type=int, default=value)
+    p.add_argument("--speculate", default="auto", help="auto; on: the draft is always asked")
     p.add_argument("--sample", action="store_true")
     args = p.parse_args()
     prompts = [json.loads(line)["prompt"] for line in open(args.prompts)][-args.requests:]
-    kinds = {"off": ["--speculate", "off"], "auto": [], "draft": ["--draft-model", args.draft]}
+    kinds = {"off": ["--speculate", "off"], "auto": [], "draft": ["--draft-model", args.draft, "--speculate", args.speculate]}
     servers = {k: serve(args, *flags) for k, flags in kinds.items()}
     rates = {k: [] for k in kinds}
     try:

@@ -6,10 +6,12 @@
 
 Starts three servers of the same model: speculation off, auto, and auto with the draft (none keeps earlier texts). The
 prompts ({"prompt"} in each line) are sent to each in turns, `batch` at once, and the texts are compared. Prints the
-tokens per second of each (median over the turns), the median of the ratios to off, and how many of the draft's
+tokens per second of each (median over the turns), the median of the ratios to off, the processors' time (with one thread
+it is the one figure that other work on the machine changes little), and how many of the draft's
 candidates were right. Needs requests."""
 import argparse
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -37,6 +39,11 @@ def metric(url, name):
                if line.startswith(name))
 
 
+def cpu_seconds(process):
+    fields = open(f"/proc/{process.pid}/stat").read().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def main():
     p = argparse.ArgumentParser()
     for name in ("tandem", "model", "draft", "prompts"):
@@ -50,6 +57,7 @@ def main():
     kinds = {"off": ["--speculate", "off"], "auto": [], "draft": ["--draft-model", args.draft, "--speculate", args.speculate]}
     servers = {k: serve(args, *flags) for k, flags in kinds.items()}
     rates = {k: [] for k in kinds}
+    before = {k: cpu_seconds(server[0]) for k, server in servers.items()}
     try:
         with ThreadPoolExecutor(args.batch) as pool:
             for i in range(0, len(prompts), args.batch):
@@ -68,7 +76,8 @@ def main():
                 assert texts["off"] == texts["auto"] == texts["draft"], "the texts differ"
         for k, v in rates.items():
             ratio = statistics.median(a / b for a, b in zip(v, rates["off"]))
-            print(f"{k:6} {statistics.median(v):8.1f} tokens/s, ratio {ratio:.3f}")
+            cpu = cpu_seconds(servers[k][0]) - before[k]
+            print(f"{k:6} {statistics.median(v):8.1f} tokens/s, ratio {ratio:.3f}; {cpu:.2f} s of processors")
         url = servers["draft"][1]
         one = {n: metric(url, f'tandem_speculated_tokens{n}_total{{source="draft"}}') for n in ("", "_accepted")}
         print(f"draft: {one['']:.0f} candidates, {one['_accepted']:.0f} right; {metric(url, 'tandem_draft_steps_total'):.0f} "

@@ -83,7 +83,7 @@ int model_truncate(const char *dir, const char *out, int layers, struct err *e)
     c.layers = layers;
     rc = config ? dir_make(out, e) : e->code;
     if (!rc) rc = model_files_copy(dir, out, false, e);
-    if (!rc) rc = file_write_sync(to, config, strlen(config), e);
+    if (!rc && config) rc = file_write_sync(to, config, strlen(config), e);
     if (!rc) rc = write_weights(in, &c, weights, e);
     cJSON_free(config);
     free(to);

@@ -46,7 +46,7 @@ int draft_check_vocabulary(const struct tokenizer *model, const struct tokenizer
 int draft_check_dir(const struct tokenizer *model, const char *dir, int *ids, struct err *e)
 {
     struct tokenizer *t = tokenizer_open_dir(dir, e);
-    struct model_config c;
+    struct model_config c = {0};
     if (!t) return e->code;
     int rc = draft_check_vocabulary(model, t, e);
     if (!rc) rc = model_config_read(dir, &c, e);
@@ -171,8 +171,14 @@ void draft_close(struct draft *f)
 
 static void list_take(struct draft *f, struct draft_text *t)
 {
-    *(t->newer ? &t->newer->older : &f->newest) = t->older;
-    *(t->older ? &t->older->newer : &f->oldest) = t->newer;
+    if (t->newer)
+        t->newer->older = t->older;
+    else
+        f->newest = t->older;
+    if (t->older)
+        t->older->newer = t->newer;
+    else
+        f->oldest = t->newer;
     t->newer = t->older = NULL;
 }
 

@@ -59,8 +59,14 @@ static struct history_entry **find_link(struct history *h, uint64_t key)
 
 static void list_take(struct history *h, struct history_entry *t)
 {
-    *(t->newer ? &t->newer->older : &h->newest) = t->older;
-    *(t->older ? &t->older->newer : &h->oldest) = t->newer;
+    if (t->newer)
+        t->newer->older = t->older;
+    else
+        h->newest = t->older;
+    if (t->older)
+        t->older->newer = t->newer;
+    else
+        h->oldest = t->newer;
     t->newer = t->older = NULL;
 }
 

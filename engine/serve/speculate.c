@@ -12,7 +12,7 @@ enum {
     INVEST_SHARE = 4,  /* a prompt may take the draft a quarter of the time of the text behind it */
 };
 
-static const double ACCEPT_FIRST = 0.6, ACCEPT_RATE = 0.05, MEAN_RATE = 0.1;
+static const double PLAIN_RISE = 1.25, ACCEPT_FIRST = 0.6, ACCEPT_RATE = 0.05, MEAN_RATE = 0.1;
 
 const char *const speculate_source_names[SPECULATE_SOURCES] = {"ngram", "history", "draft"};
 
@@ -109,11 +109,12 @@ void speculate_plain(struct speculate_pace *p, int n, double ns)
 {
     if (n < 1 || n > SPECULATE_SEQS) return;
     double *mean = &p->plain_ns[n];
-    /* low rather than high, so that gains are not overestimated: something else may have delayed a step */
+    /* low rather than high, so that gains are not overestimated: something else may have delayed a step, perhaps by
+     * many times its length */
     if (*mean == 0 || ns < *mean)
         *mean = *mean == 0 ? ns : (*mean + ns) / 2;
     else
-        *mean += (ns - *mean) / 8;
+        *mean += (ns < PLAIN_RISE * *mean ? ns - *mean : (PLAIN_RISE - 1) * *mean) / 8;
     p->since_plain[n] = 0;
     add_credit(&p->credit_ns, *mean / CREDIT_SHARE, *mean);
     add_credit(&p->draft_credit_ns, *mean / DRAFT_SHARE, *mean);

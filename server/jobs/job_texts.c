@@ -272,9 +272,10 @@ static bool launch(struct job_texts *t)
 
 static void drop_flights(struct job_texts *t)
 {
-    while (t->flying.next != &t->flying) {
-        bridge_cancel(t->flying.next->gen);
-        finish_flight(t->flying.next);
+    for (struct flight *f = t->flying.next, *next; f != &t->flying; f = next) {
+        next = f->next;
+        bridge_cancel(f->gen);
+        finish_flight(f);
     }
 }
 

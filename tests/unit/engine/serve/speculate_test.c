@@ -393,6 +393,25 @@ static void test_prompts_of_a_draft_are_repaid(void **state)
     assert_true(p.debt_ns == 0);
 }
 
+/* Delays by other work on the machine, a hundred times the length of a step, are not taken for what a step costs. */
+static void test_delays_are_no_gains(void **state)
+{
+    struct speculate_pace p = {0};
+    double spent = 0, plain = 0;
+    for (int i = 0; i < 100000; i++) {
+        double delay = i % 50 == 7 ? 100e6 : 0;
+        if (!speculate_pays(&p, SPECULATE_AUTO, true, 1, true)) {
+            speculate_plain(&p, 1, 1e6 + delay);
+            spent += 1e6, plain += 1e6;
+            continue;
+        }
+        int right = i % 2;
+        speculate_took(&p, 1, &(struct speculate_spent){{0, 1}, {0, right}, .step_ns = 1.2e6, .draft_ns = 0.6e6});
+        spent += 1.8e6, plain += 1e6 * (1 + right);
+    }
+    assert_true(spent < 1.02 * plain);
+}
+
 /* The number of a draft's candidates follows what they cost and how often they are right. */
 static void test_worth_of_a_draft(void **state)
 {
@@ -546,6 +565,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_losses_are_bounded),
         cmocka_unit_test(test_each_source_pays_for_itself),
         cmocka_unit_test(test_prompts_of_a_draft_are_repaid),
+        cmocka_unit_test(test_delays_are_no_gains),
         cmocka_unit_test(test_worth_of_a_draft),
         cmocka_unit_test(test_which_drafts_fit),
         cmocka_unit_test(test_names),

@@ -248,7 +248,8 @@ jx calls_expression(struct jpool *p, const cJSON *calls)
 {
     struct writer w = {.p = p, .how = (enum call_arguments)field(calls, "arguments")->valueint};
     const cJSON *v;
-    int i = 0;
+    size_t i = 0;
+    for (size_t k = 0; k < N_TEXTS; k++) w.text[k] = "";
     jx one = JX_NONE;
     cJSON_ArrayForEach(v, field(calls, "shape")) if (i < N_TEXTS) w.text[i++] = v->valuestring;
     for (v = field(calls, "tools")->child; v && !jpool_failed(p); v = v->next) {

@@ -220,3 +220,35 @@ def test_json_is_the_answer(case):
     message = client_of(server).chat.completions.create(model="family", messages=[{"role": "user", "content": "Hi"}], max_tokens=100,
                                                         response_format=format).choices[0].message
     assert json.loads(message.content)["a"] in (1, 2) and not hasattr(message, "reasoning_content")
+
+
+def prompt_tokens(server, **fields):
+    body = {"model": "family", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, **fields}
+    return requests.post(server.url + "/v1/chat/completions", json=body, timeout=100).json()["usage"]["prompt_tokens"]
+
+
+def test_effort(case, request):
+    """As the template has it; gpt-oss knows three."""
+    server, *_ = case
+    name = request.node.callspec.params["case"]
+    tokens = {e: prompt_tokens(server, reasoning_effort=e) for e in ("none", "minimal", "low", "medium", "high", "max")}
+    if name == "harmony":
+        assert tokens["none"] == tokens["minimal"] == tokens["low"] < tokens["medium"] and tokens["max"] == tokens["high"] < tokens["medium"]
+        assert tokens["medium"] == prompt_tokens(server) and tokens["low"] == prompt_tokens(server, reasoning={"effort": "low"})
+    elif name == "hermes":
+        assert tokens["none"] > tokens["low"] == prompt_tokens(server)  # thoughts that are closed at once
+        assert tokens["none"] == prompt_tokens(server, thinking={"type": "disabled"}) == prompt_tokens(server, reasoning={"enabled": False})
+        assert tokens["low"] == prompt_tokens(server, reasoning_effort="none", chat_template_kwargs={"enable_thinking": True})
+
+
+def test_refused(start):
+    wrong = [({"reasoning_effort": "some"}, "`reasoning_effort` must be"), ({"thinking_token_budget": -2}, "thinking_token_budget"),
+             ({"thinking": {"type": "enabled", "budget_tokens": "all"}}, "thinking.budget_tokens"), ({"reasoning": {"max_tokens": 1.5}}, "reasoning.max_tokens")]
+    with start("--chat-template", "plain", model=ROOT / "tests/fixtures/models/qwen2") as s:
+        for fields, says in wrong:
+            body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, **fields}
+            got = s.post("/v1/chat/completions", body)
+            assert got.status_code == 400 and says in got.json()["error"]["message"], got.text
+            if "thinking" in fields:
+                got = s.post("/v1/messages", {"model": "qwen2", **body})
+                assert got.status_code == 400 and says in got.json()["error"]["message"], got.text

@@ -38,6 +38,7 @@ def test_tools(to, how):
         fields.update(tool_choice="auto", extra_body={"structured_outputs": {"choice": ["Well.\n" + call_text("get_weather", '{"city": "Oslo"}')]}})
     else:
         fields["tool_choice"] = "required" if how == "required" else {"type": "function", "function": {"name": "get_weather"}}
+        fields["parallel_tool_calls"] = False
     message = litellm.completion(**fields).choices[0].message
     [call] = message.tool_calls
     assert call.function.name == "get_weather" and json.loads(call.function.arguments)["city"] in ("Paris", "Oslo")

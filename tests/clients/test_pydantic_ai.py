@@ -30,7 +30,7 @@ def model(talker, request):  # noqa: F811
 
 
 def make_agent(model, output_type, **settings):
-    settings = {"temperature": 1, "max_tokens": 300, "seed": 1, **settings}
+    settings = {"temperature": 1, "max_tokens": 300, "seed": 1, "parallel_tool_calls": False, **settings}
     agent = pydantic_ai.Agent(model, output_type=output_type, model_settings=settings, system_prompt="Use the tool.")
     cities = []
 

@@ -350,6 +350,12 @@ static bool put_members(struct reading *r, struct buf *out)
         skip_space(r);
         if (begins(r, r->quote)) {
             if (!read_escaped(r, &key, &n)) return false;
+        } else if (begins(r, "\"")) { /* of JSON within */
+            skip(r, 1);
+            key = r->s;
+            n = find(r, "\"");
+            if (n == r->n || memchr(key, '\\', n)) return false;
+            skip(r, n + 1);
         } else {
             key = r->s;
             n = word_length(r, ":{}[],");
@@ -374,6 +380,7 @@ static bool put_escaped(struct reading *r, struct buf *out)
         json_put_string(out, text, n);
         return true;
     }
+    if (begins(r, "\"")) return put_quoted(r, out);
     if (!r->n || r->depth == CALL_TEXT_DEPTH) return false;
     r->depth++;
     if (take(r, "{")) {

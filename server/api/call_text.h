@@ -26,8 +26,8 @@ struct call_texts {
  * mark.  tools (OpenAI's; NULL: not known) say which values are texts: a value is one unless its schema allows another
  * type, of which it has the form. */
 bool call_text_xml(const char *text, size_t n, const cJSON *tools, struct call_texts *out);
-/* call:NAME{key:value,...}: texts between two of `quote`, numbers, true, false, null, [...] and {...}; any other word
- * is a text. */
+/* call:NAME{key:value,...}: texts between two of `quote`, numbers, true, false, null, [...], {...}, and what is JSON;
+ * any other word is a text. */
 bool call_text_escaped(const char *text, size_t n, const char *quote, struct call_texts *out);
 /* [NAME(key=value, ...), ...]: Python's literals, and JSON's. */
 bool call_text_python(const char *text, size_t n, struct call_texts *out);

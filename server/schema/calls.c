@@ -70,9 +70,9 @@ static jx text_without(struct writer *w, const char *mark)
         starts = jx_alt2(p, starts, part);
         ends = jx_alt2(p, ends, jx_seq2(p, part, other_than(p, (unsigned char)mark[i], (unsigned char)mark[0])));
     }
-    jx one = jx_alt2(p, other_than(p, (unsigned char)mark[0], (unsigned char)mark[0]),
-                     jx_seq2(p, jx_repeat(p, starts, 0, JX_MANY), ends));
-    return w->plain = jx_shared(p, jx_repeat(p, one, 0, JX_MANY));
+    starts = jx_shared(p, jx_repeat(p, starts, 0, JX_MANY));
+    jx one = jx_alt2(p, other_than(p, (unsigned char)mark[0], (unsigned char)mark[0]), jx_seq2(p, starts, ends));
+    return w->plain = jx_shared(p, jx_seq2(p, jx_repeat(p, one, 0, JX_MANY), starts));
 }
 
 /* ---- schemas of parts ------------------------------------------------------------------------------------------ */

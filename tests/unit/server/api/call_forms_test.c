@@ -240,6 +240,8 @@ static void gemma_calls(void **state)
         {"<|tool_call>call:f{}<tool_call|><|tool_call>call:g{l:[" Q "a" Q ",2],m:{" Q "k" Q ":{n:null}}}<tool_call|>",
          "[0 f {}][1 g {\"l\": [\"a\", 2], \"m\": {\"k\": {\"n\": null}}}]", SAME},
         {"<|tool_call>call:f{s:Paris}<tool_call|>", "[0 f {\"s\": \"Paris\"}]", SAME},
+        {"<|tool_call>call:f{o:{\"k\": \"v\\\"}\", \"l\": [\"a\"]}}<tool_call|>",
+         "[0 f {\"o\": {\"k\": \"v\\\"}\", \"l\": [\"a\"]}}]", SAME},
         UNCHANGED("<|tool_call>f{}<tool_call|>"),
         UNCHANGED("<|tool_call>call:f{s:" Q "a}<tool_call|>"),
         UNCHANGED("<|tool_call>call:f{s:1,s:2}<tool_call|>"),

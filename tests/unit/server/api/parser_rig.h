@@ -128,7 +128,7 @@ struct example {
     const char *text, *whole, *stream; /* stream NULL: as whole */
 };
 
-static void check_all(enum tool_format format, const struct example *v, size_t n)
+static inline void check_all(enum tool_format format, const struct example *v, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         check(format, false, v[i].text, v[i].whole);

@@ -279,24 +279,43 @@ static void add_text(cJSON *list, const char *text, const struct output_format *
     free(marked);
 }
 
-/* What schema/calls.h makes a grammar of. */
-static cJSON *describe_calls(const struct openai_params *p, const struct output_format *f, const struct tokenizer *t)
+/* The schema of a text that is to be kept to whenever the tool is called (responses_params.c); NULL: it is a function.
+ */
+static const cJSON *format_of(const cJSON *function)
+{
+    const cJSON *parameters = cJSON_GetObjectItemCaseSensitive(function, "parameters");
+    const cJSON *properties = cJSON_GetObjectItemCaseSensitive(parameters, "properties");
+    const cJSON *input = cJSON_GetObjectItemCaseSensitive(properties, "input");
+    bool alone = cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(parameters, "additionalProperties")) &&
+                 cJSON_GetArraySize(properties) == 1;
+    bool format = cJSON_GetObjectItemCaseSensitive(input, "lark") || cJSON_GetObjectItemCaseSensitive(input, "pattern");
+    return alone && format ? input : NULL;
+}
+
+/* What schema/calls.h makes a grammar of.  Not demanded: calls of all tools, with arguments of the model's own where
+ * the tool has no format. */
+static cJSON *describe_calls(const struct openai_params *p, const struct output_format *f, const struct tokenizer *t,
+                             bool demanded)
 {
     const struct call_shape *s = &f->shape;
     const char *texts[] = {s->first, s->before, s->between, s->after, s->next, s->last, s->quote};
     cJSON *top = cJSON_CreateObject(), *shape = cJSON_AddArrayToObject(top, "shape");
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) add_text(shape, texts[i], f, t);
     cJSON_AddNumberToObject(top, "arguments", s->arguments);
-    cJSON_AddBoolToObject(top, "many", p->parallel_tool_calls && p->tool_choice == TOOL_CHOICE_REQUIRED && !s->single);
+    cJSON_AddBoolToObject(top, "many",
+                          demanded && p->parallel_tool_calls && p->tool_choice == TOOL_CHOICE_REQUIRED && !s->single);
     cJSON *list = cJSON_AddArrayToObject(top, "tools");
     for (const cJSON *tool = p->tools->child; tool; tool = tool->next) {
         const cJSON *function = cJSON_GetObjectItemCaseSensitive(tool, "function");
         const cJSON *parameters = cJSON_GetObjectItemCaseSensitive(function, "parameters");
         const char *name = string_of(function, "name");
-        if (p->tool_name ? strcmp(name, p->tool_name) != 0 : is_deferred(tool)) continue;
+        if (demanded && (p->tool_name ? strcmp(name, p->tool_name) != 0 : is_deferred(tool))) continue;
         cJSON *item = cJSON_CreateObject();
         cJSON_AddStringToObject(item, "name", name);
-        if (cJSON_IsObject(parameters)) cJSON_AddItemToObject(item, "parameters", cJSON_Duplicate(parameters, true));
+        if (!demanded && !format_of(function))
+            cJSON_AddStringToObject(cJSON_AddObjectToObject(item, "parameters"), "type", "object");
+        else if (cJSON_IsObject(parameters))
+            cJSON_AddItemToObject(item, "parameters", cJSON_Duplicate(parameters, true));
         cJSON_AddItemToArray(list, item);
     }
     return top;
@@ -328,8 +347,29 @@ int chat_tool_constraint(const struct chat_format *c, const struct openai_params
     if (request->kind != CONSTRAINT_NONE)
         return err_set(e, ERR_INVALID, "tool_choice: a call is demanded, and %s asks for something else",
                        request->field);
-    cJSON *calls = describe_calls(p, output_format(chat_tool_format(c, p)), t);
-    constraint_set_calls(request, "tools", calls, e);
+    cJSON *calls = describe_calls(p, output_format(chat_tool_format(c, p)), t, true);
+    constraint_set_calls(request, "tools", calls, NULL, e);
     cJSON_Delete(calls);
+    return e->code;
+}
+
+int chat_calls_constraint(const struct chat_format *c, const struct openai_params *p, const struct tokenizer *t,
+                          struct constraint_request *request, struct err *e)
+{
+    const struct output_format *f = output_format(chat_tool_format(c, p));
+    bool formats = false;
+    e->code = 0;
+    for (const cJSON *tool = p->tools ? p->tools->child : NULL; tool; tool = tool->next)
+        formats = formats || format_of(cJSON_GetObjectItemCaseSensitive(tool, "function"));
+    if (!formats || demanded(p) || request->kind != CONSTRAINT_NONE || f != output_format(TOOL_FORMAT_HERMES)) return 0;
+    struct buf mark = {0};
+    buf_append(&mark, f->shape.before, strcspn(f->shape.before, "\n"));
+    int32_t id = tokenizer_find(t, mark.data);
+    if (id < 0 || !tokenizer_is_special(t, id)) { /* a special token is not generated within a text (mask.c) */
+        cJSON *calls = describe_calls(p, f, t, false);
+        constraint_set_calls(request, "tools", calls, mark.data, e);
+        cJSON_Delete(calls);
+    }
+    buf_free(&mark);
     return e->code;
 }

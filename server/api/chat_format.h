@@ -5,6 +5,7 @@
 #include "engine/base/buf.h"
 #include "engine/base/err.h"
 #include "engine/template/chat_template.h"
+#include "engine/tokenizer/tokenizer.h"
 #include "server/api/tool_calls.h"
 #include "server/schema/constraint.h"
 
@@ -45,5 +46,9 @@ enum tool_format chat_tool_format(const struct chat_format *, const struct opena
  * JSON that is asked for to where the model's format has its answers. */
 int chat_tool_constraint(const struct chat_format *, const struct openai_params *, const struct tokenizer *,
                          struct constraint_request *, struct err *e);
+/* Where the model may call, and a tool has a format of its text (custom tools of /v1/responses): sets the constraint
+ * that its calls are such. */
+int chat_calls_constraint(const struct chat_format *, const struct openai_params *, const struct tokenizer *,
+                          struct constraint_request *, struct err *e);
 
 #endif

@@ -274,6 +274,17 @@ static void prepare_tools(struct exchange *x)
     reservation_free(&copies);
 }
 
+/* The grammar of calls that the model may make. */
+static void prepare_calls(struct exchange *x)
+{
+    struct reservation copies = {0};
+    x->failed_param = "tools";
+    if (x->params.tools && !reserve(&copies, 2 * json_reserved(x->params.tree), "the tools", &x->failed)) return;
+    chat_calls_constraint(&x->served->chat, &x->params, engine_tokenizer(x->served->engine), &x->params.constraint,
+                          &x->failed);
+    reservation_free(&copies);
+}
+
 /* May run on a pool thread: uses only params, prompts, held and failed. */
 static void prepare(void *arg)
 {
@@ -292,6 +303,7 @@ static void prepare(void *arg)
             err_set(&x->failed, ERR_INVALID, "`echo`: the prompts are more than %d bytes of one answer: lower `n`",
                     ECHO_MAX);
     }
+    if (x->style == STYLE_RESPONSES && !x->failed.code && !atomic_load(&x->gone)) prepare_calls(x);
 }
 
 static void reply_count(struct exchange *x)

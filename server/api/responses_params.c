@@ -4,12 +4,14 @@
 #include "server/api/chat_body.h"
 #include "server/api/request_fields.h"
 #include "server/json/json.h"
+#include "server/schema/lark.h"
+#include "server/schema/regex.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { TOOLS_MAX = 512 };
+enum { TOOLS_MAX = 512, FORMATS_MAX = 16 /* of custom tools, that are kept to; of others, the description tells */ };
 
 /* The chat is at most about 2.5 times the body, besides what each tool adds; what is gathered exists twice, and a
  * buffer that grows, too. */
@@ -23,6 +25,7 @@ struct conversion {
     struct chat_body chat;
     struct responses_request *r;
     const cJSON *allowed; /* tool_choice allowed_tools; NULL: all */
+    int n_formats;
 };
 
 static const char *text_of(const cJSON *object, const char *name)
@@ -253,26 +256,31 @@ static bool is_allowed(const struct conversion *c, const char *name, const char 
     return found;
 }
 
-/* A custom tool's parameters, up to the end of the tool; its description has the format. */
+/* A custom tool's parameters, up to the end of the tool.  A format that can be kept to while generating is in its
+ * schema, any other in its description. */
 static void put_custom(struct conversion *c, const cJSON *tool, const char *flat, bool first)
 {
     const cJSON *format = cJSON_GetObjectItemCaseSensitive(tool, "format");
     const char *about = text_of(tool, "description"), *syntax = text_of(format, "syntax");
     const char *definition = text_of(format, "definition");
-    struct buf text = {0};
+    struct buf text = {0}, pattern = {0};
+    struct err e = {0};
+    if (definition && c->n_formats++ >= FORMATS_MAX) syntax = "grammar";
+    if (definition && is(syntax, "regex")) buf_printf(&pattern, "^(?:%s)$", definition);
+    bool regex = pattern.len && json_regex_supported(pattern.data);
+    bool lark = definition && is(syntax, "lark") && lark_supported(definition, &e);
     buf_str(&text, about ? about : "");
-    if (definition) buf_printf(&text, "\n\nThe format of `input` (%.20s):\n", syntax ? syntax : "grammar");
-    if (definition) buf_str(&text, definition);
+    if (definition && !lark)
+        buf_printf(&text, "\n\nThe format of `input` (%.20s):\n%s", syntax ? syntax : "grammar", definition);
     chat_body_put_tool(c->out, first, flat, text.data);
     buf_str(c->out, "{\"type\":\"object\",\"properties\":{\"input\":{\"type\":\"string\"");
-    if (definition && is(syntax, "regex")) {
-        buf_clear(&text);
-        buf_printf(&text, "^(?:%s)$", definition);
-        buf_str(c->out, ",\"pattern\":");
-        put_text(c->out, text.data);
+    if (lark || regex) {
+        buf_str(c->out, regex ? ",\"pattern\":" : ",\"lark\":");
+        put_text(c->out, regex ? pattern.data : definition);
     }
     buf_str(c->out, "}},\"required\":[\"input\"],\"additionalProperties\":false}");
     buf_free(&text);
+    buf_free(&pattern);
 }
 
 static bool add_tool(struct conversion *c, const cJSON *tool, const char *space, int i)

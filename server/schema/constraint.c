@@ -208,12 +208,14 @@ void constraint_set_lead(struct constraint_request *request, const char *text)
     for (; *text; text++) buf_char(&request->before, *text == CALLS_SPECIAL ? (char)GRAM_SPECIAL : *text);
 }
 
-bool constraint_set_calls(struct constraint_request *request, const char *name, const cJSON *calls, struct err *e)
+bool constraint_set_calls(struct constraint_request *request, const char *name, const cJSON *calls, const char *mark,
+                          struct err *e)
 {
     constraint_request_free(request);
     request->field = name;
     if (!take_schema(request, calls, e)) return false;
-    request->kind = CONSTRAINT_CALLS;
+    request->kind = mark ? CONSTRAINT_MAY_CALL : CONSTRAINT_CALLS;
+    if (mark) buf_str(&request->before, mark);
     return true;
 }
 
@@ -229,9 +231,12 @@ static struct grammar *build_json(const struct constraint_request *request, stru
         root = json_any_object(p);
     } else {
         schema = json_parse(request->text.data, request->text.len, e);
-        if (schema) root = request->kind == CONSTRAINT_CALLS ? calls_expression(p, schema) : json_schema(p, schema);
+        bool calls = request->kind == CONSTRAINT_CALLS || request->kind == CONSTRAINT_MAY_CALL;
+        if (schema) root = calls ? calls_expression(p, schema) : json_schema(p, schema);
     }
-    if (schema || request->kind == CONSTRAINT_JSON_OBJECT) {
+    if (schema && request->kind == CONSTRAINT_MAY_CALL) {
+        g = jexpr_grammar_within(p, root, request->before.data, e);
+    } else if (schema || request->kind == CONSTRAINT_JSON_OBJECT) {
         jx before = jx_bytes(p, request->before.data, request->before.len),
            after = jx_bytes(p, request->after.data, request->after.len);
         g = jexpr_grammar(p, jx_seq3(p, before, root, after), e);

@@ -77,5 +77,8 @@ jx jx_fit(struct jpool *, jx, uint32_t min, uint32_t max);
 /* @return the grammar of root; NULL and *e when the pool failed, or for grammar_build's reasons (nothing matches, left
  * recursion, too large). */
 struct grammar *jexpr_grammar(struct jpool *, jx root, struct err *e);
+/* The same of any text with any number of root's in it, each of which begins with mark ("<...", with no other "<"); the
+ * text does not have the mark otherwise, but in thoughts that it begins with (<think> ... </think>). */
+struct grammar *jexpr_grammar_within(struct jpool *, jx root, const char *mark, struct err *e);
 
 #endif

@@ -518,3 +518,14 @@ jx json_regex(struct jpool *p, const char *pattern, struct err *e)
     *e = local;
     return JX_NONE;
 }
+
+bool json_regex_supported(const char *pattern)
+{
+    struct err e = {0};
+    struct jpool *p = jpool_new();
+    jx root = json_regex(p, pattern, &e);
+    struct grammar *g = e.code ? NULL : jexpr_grammar(p, root, &e);
+    grammar_unref(g);
+    jpool_free(p);
+    return g != NULL;
+}

@@ -11,5 +11,7 @@ enum { JSON_REGEX_MAX = 4096 /* bytes of a pattern */ };
  * are allowed.  JX_NONE and *e (which begins with the byte) for an invalid expression, or one that needs more than a
  * finite automaton: back-references, look-around, \b. */
 jx json_regex(struct jpool *, const char *pattern, struct err *e);
+/* Whether a grammar of the engine can be made of it. */
+bool json_regex_supported(const char *pattern);
 
 #endif

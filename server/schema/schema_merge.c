@@ -220,6 +220,7 @@ static const struct {
     {"maxItems", KEEP_SMALLER},
     {"maxProperties", KEEP_SMALLER},
     {"pattern", KEEP_EQUAL},
+    {"lark", KEEP_EQUAL},
     {"format", KEEP_EQUAL},
     {"multipleOf", KEEP_EQUAL},
     {"propertyNames", KEEP_EQUAL},

@@ -4,6 +4,7 @@
 #include "server/json/check.h"
 #include "server/json/json.h"
 #include "server/schema/format.h"
+#include "server/schema/lark.h"
 #include "server/schema/number.h"
 #include "server/schema/regex.h"
 #include "server/schema/schema_in.h"
@@ -38,8 +39,22 @@ static bool string_content(struct translator *t, const cJSON *schema, jx *out, c
     return !jpool_failed(t->p);
 }
 
+/* A string by a grammar of Lark's, which is tandem's own keyword: the custom tools of /v1/responses have such. */
+static jx string_by_grammar(struct translator *t, const cJSON *schema, const cJSON *grammar, const struct place *at)
+{
+    static const char *const others[] = {"pattern", "format", "minLength", "maxLength"};
+    struct err e = {0};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (schema_get(schema, others[i])) schema_fail(t, at, "`lark` beside `%s` is not supported", others[i]);
+    jx content = cJSON_IsString(grammar) ? json_lark(t->p, grammar->valuestring, &e) : JX_NONE;
+    if (content == JX_NONE) schema_fail(t, at, "`lark`: %.150s", e.code ? e.msg : "expected a grammar");
+    jx quote = jx_text(t->p, "\"");
+    return content == JX_NONE ? JX_NONE : jx_seq3(t->p, quote, content, quote);
+}
+
 jx schema_string(struct translator *t, const cJSON *schema, const struct place *at)
 {
+    if (schema_get(schema, "lark")) return string_by_grammar(t, schema, schema_get(schema, "lark"), at);
     uint32_t min = schema_count(t, schema, "minLength", 0, at), max = schema_count(t, schema, "maxLength", JX_MANY, at);
     jx content;
     if (!string_content(t, schema, &content, at)) return JX_NONE;

@@ -152,6 +152,35 @@ def test_a_call_is_demanded(speaker, choice, expected):
         assert re.fullmatch(DEFINITION, item["input"]), "what the format's expression allows"
 
 
+LARK = """start: begin line~1..2 end
+begin: "*** Begin Patch" LF
+line: ("+" | "-") /[a-z "]{1,8}/ LF
+end: "*** End Patch"
+%import common.LF
+"""
+
+
+def test_formats_of_custom_tools(speaker):
+    """A grammar of Lark's is kept to where a call is demanded, and where the model may call; one that cannot be is only told."""
+    def tool(syntax, definition):
+        return {**PATCH, "format": {"type": "grammar", "syntax": syntax, "definition": definition}}
+
+    def constrained(*tools, **kw):
+        names = ("tandem_constraint_compile_seconds_count", "tandem_constraint_cache_hits_total")
+        before = sum(speaker.metric(n) for n in names)
+        got = ask(speaker, tools=list(tools), max_output_tokens=8, seed=2, **kw)
+        assert got["status"] in ("completed", "incomplete") and got["output"][0]["type"] == "message", "the text is the model's own"
+        return sum(speaker.metric(n) for n in names) > before
+
+    for seed in range(3):
+        (item,) = both(speaker, tools=[NOW, tool("lark", LARK)], tool_choice={"type": "custom", "name": "apply_patch"}, seed=seed, max_output_tokens=400)["output"]
+        assert re.fullmatch(r'\*\*\* Begin Patch\n([+-][a-z "]{1,8}\n){1,2}\*\*\* End Patch', item["input"])
+    assert constrained(NOW, tool("lark", LARK)) and constrained(SPACE, PATCH)
+    assert not constrained(NOW) and not constrained(tool("lark", LARK), tool_choice="none")
+    for syntax, definition in (("lark", 'start: x "a"\n%ignore " "\nx: "b"'), ("lark", "start: start | "), ("regex", "(?=a)b"), ("other", "x")):
+        assert not constrained(tool(syntax, definition))
+
+
 def test_what_is_left_out(speaker):
     hosted = [{"type": "web_search"}, {"type": "local_shell"}, {"type": "image_generation", "output_format": "png"}]
     items = [{"role": "user", "content": "A"}, {"type": "web_search_call", "id": "ws_1", "status": "completed"}]

@@ -142,12 +142,14 @@ static void changes(void **state)
           "\"name\":\"f\"}}]}]",
           "\"messages\":[" SAYS(
               "user",
-              PART("a") "," PART("This tool can be called now:") ",{\"type\":\"text\",\"text\":\"<function>{"
-                                                                 "\\\"name\\\": \\\"g\\\", \\\"description\\\": "
-                                                                 "\\\"\\\", \\\"parameters\\\": "
-                                                                 "{}}</function>\"}," PART("This tool can no longer be "
-                                                                                           "called:") "," PART("f") "," PART(
-                                                                     "This tool can be called now:") "," PART("f")) "]");
+              PART("a") "," PART(
+                  "This tool can be called now:") ",{\"type\":\"text\",\"text\":\"<function>{"
+                                                  "\\\"name\\\": \\\"g\\\", \\\"description\\\": "
+                                                  "\\\"\\\", \\\"parameters\\\": "
+                                                  "{}}</function>\"}," PART(
+                                                      "This tool can no longer be "
+                                                      "called:") "," PART("f") "," PART("This tool can be called "
+                                                                                        "now:") "," PART("f")) "]");
     check("\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"tool_addition\",\"tool\":{\"definition\":{"
           "\"name\":\"g\"}}}]}]",
           "!messages[0].content[0].tool: expected a tool by its name");

@@ -348,6 +348,7 @@ static int count_active(const struct app *app)
 static void wait_for_generations(void *arg)
 {
     struct server *s = arg;
+    if (s->closing) return; /* by a second signal: what waits for this is gone, or going */
     struct bridge *b = active_bridge(&s->app);
     if (b)
         bridge_on_idle(b, wait_for_generations, s);

@@ -13,7 +13,8 @@
 struct token_trie;
 
 /* Special tokens are spelled with GRAM_SPECIAL around them.  Tokens with that byte in their own text, without bytes or
- * with more than GRAM_LOOK are never allowed; eos tokens exactly when the state accepts.  vocab: the model's, which may differ from the tokenizer's. */
+ * with more than GRAM_LOOK are never allowed; eos tokens exactly when the state accepts.  vocab: the model's, which may
+ * differ from the tokenizer's. */
 struct token_trie *token_trie_new(const struct tokenizer *, int vocab, const int32_t *eos, int n_eos);
 void token_trie_free(struct token_trie *);
 /* The bytes that the token adds to the text; n 0: none, or it is never allowed. */

@@ -93,6 +93,15 @@ static void drop(struct history *h, struct history_entry *t)
     history_unref(t);
 }
 
+/* Drops the entries used longest ago until the others have room. */
+static void evict(struct history *h)
+{
+    for (struct history_entry *t = h->oldest, *newer; t && h->bytes > h->max; t = newer) {
+        newer = t->newer;
+        drop(h, t);
+    }
+}
+
 static void keep(struct history *h, struct history_entry *t)
 {
     struct history_entry **link = find_link(h, t->key);
@@ -102,12 +111,14 @@ static void keep(struct history *h, struct history_entry *t)
     list_put(h, t);
     h->bytes += t->bytes;
     h->n++;
-    while (h->bytes > h->max && h->oldest) drop(h, h->oldest);
+    evict(h);
 }
 
 void history_free(struct history *h)
 {
-    while (h && h->oldest) drop(h, h->oldest);
+    if (!h) return;
+    h->max = 0;
+    evict(h);
     free(h);
 }
 

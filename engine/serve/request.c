@@ -443,7 +443,7 @@ enum finish_reason request_token(struct request *r, const struct sample_out *o, 
     v.finish = finish_by_id(r, o->id, m, stop_index);
     uint32_t len = put_text(&v, &r->detok, t, v.finish != FINISH_NONE, ev);
     v.gen_len = v.special || *stop_index >= 0 ? 0 : len;
-    enum thoughts_change change = thoughts_token(&r->thoughts, events_text(ev)->data + v.text, len);
+    enum thoughts_change change = thoughts_token(&r->thoughts, len ? events_text(ev)->data + v.text : "", len);
     uint32_t keep = 0;
     int hit = v.gen_len ? find_stop(r, events_text(ev)->data + v.text, v.gen_len, &keep) : -1;
     if (hit >= 0 && r->n_generated >= r->min_new && (v.finish == FINISH_NONE || v.finish == FINISH_LENGTH)) {

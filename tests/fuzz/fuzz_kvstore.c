@@ -15,6 +15,8 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
+#define FOLDER "00000000000000000000000000000000" /* of a model whose name is zeros */
+
 enum { PAGE = 40, PAGES = 6 };
 
 static char dir[64], paths[2][128];
@@ -33,17 +35,21 @@ static struct kv_store *open_store(struct err *e)
 
 static void remove_dir(void)
 {
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf %s", dir);
-    if (system(command)) perror(dir);
+    char path[128];
+    unlink(paths[0]);
+    unlink(paths[1]);
+    snprintf(path, sizeof path, "%s/%s/lock", dir, FOLDER);
+    unlink(path);
+    snprintf(path, sizeof path, "%s/%s", dir, FOLDER);
+    if (rmdir(path) || rmdir(dir)) perror(dir);
 }
 
 static void make_dir(void)
 {
     snprintf(dir, sizeof dir, "/tmp/fuzz-kvstore-XXXXXX");
     if (!mkdtemp(dir)) abort();
-    snprintf(paths[0], sizeof paths[0], "%s/00000000000000000000000000000000/index", dir);
-    snprintf(paths[1], sizeof paths[1], "%s/00000000000000000000000000000000/pages", dir);
+    snprintf(paths[0], sizeof paths[0], "%s/%s/index", dir, FOLDER);
+    snprintf(paths[1], sizeof paths[1], "%s/%s/pages", dir, FOLDER);
     atexit(remove_dir);
     log_set_level(LOG_ERROR);
 }
@@ -54,10 +60,8 @@ static void change(const uint8_t *data, size_t size)
     for (size_t i = 1; i + 4 <= size; i += 4) {
         int which = data[i] & 1;
         off_t at = data[i + 1] | data[i + 2] << 8;
-        if (data[i] & 2)
-            at = ftruncate(fd[which], at);
-        else if (pwrite(fd[which], data + i + 3, 1, at) != 1)
-            abort();
+        int rc = data[i] & 2 ? ftruncate(fd[which], at) : pwrite(fd[which], data + i + 3, 1, at) - 1;
+        if (rc) abort();
     }
     struct index_entry e;
     for (off_t at = 0; data[0] & 1 && pread(fd[0], &e, sizeof e, at) == sizeof e; at += sizeof e) {

@@ -53,7 +53,7 @@ static struct kv_store *open_with(struct kv_store_config c)
 /* Page i of text t: its name and its bytes, which differ from those of all others. */
 static struct kv_name name_of(int t, int i)
 {
-    struct kv_name n;
+    struct kv_name n = {0};
     uint64_t z = (uint64_t)t << 32 | (uint32_t)i;
     for (size_t k = 0; k < sizeof n; k++) n.b[k] = (unsigned char)((z = z * 6364136223846793005u + 12345) >> 33);
     return n;
@@ -233,11 +233,11 @@ static void test_kill(void **state)
             struct kv_store_config c = config(0);
             c.limit = 100 * (SLOT + 128); /* so that slots are used again */
             struct kv_store *s = kv_store_open(&c, &(struct err){0});
-            for (int i = 0; s; i++) {
+            if (!s) _exit(1);
+            for (int i = 0;; i++) {
                 put(s, round, i);
                 if (i == 20) (void)!write(ready[1], "", 1);
             }
-            _exit(1);
         }
         char c;
         assert_int_equal(read(ready[0], &c, 1), 1);

@@ -47,6 +47,21 @@ static void add_histogram(struct histogram *to, const struct histogram *from)
     to->sum += from->sum;
 }
 
+static void retire_kv_disk(struct kv_disk_stats *to, const struct kv_disk_stats *from)
+{
+    to->on |= from->on;
+    to->hits += from->hits;
+    to->misses += from->misses;
+    to->written += from->written;
+    to->dropped += from->dropped;
+    to->evicted += from->evicted;
+    to->expired += from->expired;
+    to->corrupt += from->corrupt;
+    to->write_errors += from->write_errors;
+    to->loads += from->loads;
+    to->load_ns += from->load_ns;
+}
+
 void engine_stats_retire(struct engine_stats *to, const struct engine_stats *from)
 {
     to->steps += from->steps;
@@ -63,8 +78,16 @@ void engine_stats_retire(struct engine_stats *to, const struct engine_stats *fro
     to->decode_tokens += from->decode_tokens;
     to->proposed_tokens += from->proposed_tokens;
     to->accepted_tokens += from->accepted_tokens;
+    for (int i = 0; i < SPECULATE_SOURCES; i++) {
+        to->proposed_by[i] += from->proposed_by[i];
+        to->accepted_by[i] += from->accepted_by[i];
+    }
+    to->draft_steps += from->draft_steps;
+    to->draft_ns += from->draft_ns;
+    to->draft_prompt_tokens += from->draft_prompt_tokens;
     to->saved_steps += from->saved_steps;
     to->held_rows += from->held_rows;
+    retire_kv_disk(&to->kv_disk, &from->kv_disk);
     add_histogram(&to->step_seconds, &from->step_seconds);
     add_histogram(&to->step_tokens, &from->step_tokens);
     add_histogram(&to->step_seqs, &from->step_seqs);
@@ -79,6 +102,11 @@ void engine_stats_add(struct engine_stats *to, const struct engine_stats *from)
     to->pages_total += from->pages_total;
     to->pages_used += from->pages_used;
     to->pages_cached += from->pages_cached;
+    to->history_entries += from->history_entries;
+    to->history_bytes += from->history_bytes;
+    to->kv_disk.pages += from->kv_disk.pages;
+    to->kv_disk.bytes += from->kv_disk.bytes;
+    if (from->kv_disk.limit > to->kv_disk.limit) to->kv_disk.limit = from->kv_disk.limit; /* of the same directory */
     to->adapters += from->adapters;
     to->adapter_bytes += from->adapter_bytes;
     to->device_used += from->device_used;

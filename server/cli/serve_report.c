@@ -114,8 +114,8 @@ void serve_report_print(const struct app *app, uint64_t started)
             i->model_id, i->family, (double)i->parameters * 1e-6, i->layers, i->vocab, weights, i->weight_type, kv,
             i->kv_type, i->pages, i->page_tokens, (long long)i->pages * i->page_tokens, i->max_total_tokens,
             i->max_seqs, app->set->max_queue, i->max_batch_tokens, requests, i->device, i->threads,
-            i->threads == 1 ? "" : "s", *i->device_note ? "; no GPU: " : "", i->device_note, memory, draft, adapters, models,
-            (double)(clock_now() - started) * 1e-9, i->load_seconds);
+            i->threads == 1 ? "" : "s", *i->device_note ? "; no GPU: " : "", i->device_note, memory, draft, adapters,
+            models, (double)(clock_now() - started) * 1e-9, i->load_seconds);
 }
 
 void serve_url(char out[static SERVE_URL], const struct settings *set, const char *host, int port)

@@ -19,10 +19,10 @@ struct job_texts;
 struct job_texts_task {
     struct app *app;
     const struct served_model *served; /* which writes the texts */
-    const struct dataset *prompts;  /* borrowed, until over */
-    const char *lines, *out;        /* the two files; likewise */
-    int max_new_tokens, max_length; /* of a text; of prompt and text */
-    double temperature;             /* 0: greedy */
+    const struct dataset *prompts;     /* borrowed, until over */
+    const char *lines, *out;           /* the two files; likewise */
+    int max_new_tokens, max_length;    /* of a text; of prompt and text */
+    double temperature;                /* 0: greedy */
     uint64_t seed;
     void (*progress)(void *arg, double fraction);
     void (*over)(void *arg,

@@ -36,7 +36,7 @@ static void describe(const struct setting_option *o, char *out, size_t size)
 {
     int n = 0;
     if (o->type == SETTING_CHOICE) {
-        char list[100];
+        char list[400];
         snprintf(list, sizeof list, "%s", o->choices);
         for (char *p = list; *p; p++)
             if (*p == '|') *p = ' ';
@@ -50,13 +50,13 @@ static void describe(const struct setting_option *o, char *out, size_t size)
 
 static void put_option(FILE *out, const struct setting_option *o)
 {
-    char name[80], range[200] = "", text[600];
+    char name[80], range[600] = "", text[1200];
     bool on = o->type == SETTING_BOOL && o->value && strcmp(o->value, "true") == 0;
     snprintf(name, sizeof name, "  --%s%s%s%s", on ? "[no-]" : "", o->name, o->arg ? " " : "", o->arg ? o->arg : "");
     describe(o, range, sizeof range);
     snprintf(text, sizeof text, "%s%s%s%s", o->help, *range ? " (" : "", range, *range ? ")" : "");
     int n = fprintf(out, "%-*s", NAME_WIDTH, name);
-    if (n > NAME_WIDTH) fprintf(out, "\n%*s", NAME_WIDTH, "");
+    if (n >= NAME_WIDTH) fprintf(out, "\n%*s", NAME_WIDTH, "");
     put_wrapped(out, text);
 }
 

@@ -154,6 +154,7 @@ static void propose(struct engine *g, const struct plan *p, int each)
     bool draft = !g->no_draft && speculate_pays(&g->pace, g->speculate, host, p->n, true);
     struct draft_ask ask[SPECULATE_SEQS];
     int n = 0;
+    if (draft) draft_step(g->s.draft);
     for (int i = 0; i < p->n; i++) {
         struct request *r = request_of(&p->v[i]);
         int room = r->n_prompt + r->max_new - r->seq.n_known - 1; /* after the last token no row is needed */
@@ -162,7 +163,9 @@ static void propose(struct engine *g, const struct plan *p, int each)
         if (texts) agreed = ask_texts(g, r, most);
         if (!draft || g->no_draft || agreed >= LONG_AGREEMENT) continue;
         int want = draft_reads(g, r, p->n, draft_lags(g->s.draft, r)) ? draft_wants(g, r, p->n, most) : 0;
-        if (want) ask[n++] = (struct draft_ask){r, want, 0};
+        if (!want) continue;
+        draft_keep(g->s.draft, r);
+        ask[n++] = (struct draft_ask){r, want, 0};
     }
     if (!g->no_draft) ask_draft(g, ask, n, p->n);
 }

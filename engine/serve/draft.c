@@ -204,13 +204,23 @@ void draft_release(struct draft *f, struct draft_text *t)
     t->pages = NULL;
 }
 
+void draft_step(struct draft *f)
+{
+    f->turn++;
+}
+
 static void use(struct draft *f, struct draft_text *t)
 {
     t->used = f->turn;
     if (t->n_pages) list_take(f, t), list_put(f, t);
 }
 
-/* Takes pages for n tokens; those of texts that are not used in this turn go.  @return false: there are too few. */
+void draft_keep(struct draft *f, struct request *r)
+{
+    use(f, &r->draft);
+}
+
+/* Takes pages for n tokens; those of texts that are not used in this step go.  @return false: there are too few. */
 static bool grow(struct draft *f, struct draft_text *t, int n)
 {
     while (t->n_pages * KV_PAGE < n) {
@@ -229,18 +239,20 @@ static bool grow(struct draft *f, struct draft_text *t, int n)
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
-/* @return how many of the text's known tokens have keys and values. */
-static int valid(const struct draft_text *t)
+/* @return how many of the text's known tokens have keys and values, but for the last one, whose row is always wanted.
+ */
+static int valid(const struct request *r)
 {
-    int n = t->known + t->right;
-    return t->known && t->n_computed > n ? n : t->n_computed;
+    const struct draft_text *t = &r->draft;
+    int n = t->known && t->n_computed > t->known + t->right ? t->known + t->right : t->n_computed;
+    return n < r->seq.n_known ? n : r->seq.n_known - 1;
 }
 
 int draft_lags(const struct draft *f, const struct request *r)
 {
     const struct draft_text *t = &r->draft;
     if (t->closed || r->seq.n_known + 1 > f->max_len) return -1;
-    return r->seq.n_known - valid(t);
+    return r->seq.n_known - valid(r);
 }
 
 /* Drops what was computed of wrong candidates, and looks at the tokens to come. */
@@ -248,7 +260,7 @@ static bool begin(struct draft *f, struct request *r)
 {
     struct draft_text *t = &r->draft;
     int most = (r->n_prompt + r->max_new + KV_PAGE - 1) / KV_PAGE;
-    t->n_computed = valid(t);
+    t->n_computed = valid(r);
     t->known = t->right = 0;
     for (int i = t->n_computed; i < r->seq.n_known && !t->closed; i++) t->closed = r->tokens[i] >= f->m.c.vocab;
     if (!t->closed && !t->pages) t->closed = !(t->pages = calloc((size_t)most, sizeof *t->pages));
@@ -268,7 +280,6 @@ static struct step_batch_seq part_of(const struct request *r, int n, int rows)
 int draft_read(struct draft *f, struct request *r, int most)
 {
     struct draft_text *t = &r->draft;
-    f->turn++;
     use(f, t);
     if (!begin(f, r)) return 0;
     int n = r->seq.n_known - 1 - t->n_computed;
@@ -321,7 +332,6 @@ static int one_step(struct draft *f, struct draft_ask *v, int n, int done, int *
 int draft_propose(struct draft *f, struct draft_ask *v, int n)
 {
     int steps = 0, left = 0;
-    f->turn++;
     for (int i = 0; i < n; i++) use(f, &v[i].r->draft);
     for (int i = 0; i < n; i++) {
         struct request *r = v[i].r;
@@ -329,7 +339,9 @@ int draft_propose(struct draft *f, struct draft_ask *v, int n)
         v[i].got = 0;
         if (v[i].want > room) v[i].want = room;
         if (v[i].want <= 0) continue;
-        if (!begin(f, r) || !grow(f, &r->draft, r->seq.n_known + v[i].want - 1)) v[i].want = 0;
+        /* the sum of all parts fits into a batch */
+        bool near = begin(f, r) && r->seq.n_known - r->draft.n_computed <= DRAFT_CATCH;
+        if (!near || !grow(f, &r->draft, r->seq.n_known + v[i].want - 1)) v[i].want = 0;
         r->draft.known = r->seq.n_known;
         left += v[i].want > 0;
     }

@@ -47,6 +47,10 @@ void draft_close(struct draft *); /* NULL is allowed */
 
 /* @return how many known tokens of the request the draft would have to compute first; -1: it cannot continue it. */
 int draft_lags(const struct draft *, const struct request *);
+/* A step begins: pages of texts that were kept for the one before may go to others. */
+void draft_step(struct draft *);
+/* The text is to be continued in this step: its pages stay. */
+void draft_keep(struct draft *, struct request *);
 /* Computes at most `most` of these but the last.  @return how many; 0: there is no room; -1: the device failed. */
 int draft_read(struct draft *, struct request *, int most);
 /* Fills the candidates of each text (n of them, at most SPECULATE_SEQS), whose lag is at most DRAFT_CATCH.  @return the

@@ -130,7 +130,8 @@ int engine_estimate(const struct engine_config *c, struct engine_memory *out, st
                           .kv_bytes = c->draft_kv_bytes,
                           .texts = SPECULATE_SEQS};
     int ignored, rc = add(out, &model, d, &draft.longest, e);
-    if (!rc && c->draft_model) rc = add(out, &draft, d, &ignored, e);
+    bool drafts = c->draft_model && c->speculate && strcmp(c->speculate, "off") != 0;
+    if (!rc && drafts) rc = add(out, &draft, d, &ignored, e);
     dev_close(d);
     return rc;
 }

@@ -69,6 +69,7 @@ def test_wait(server, pool):
     late = pool.submit(story, server)
     wait_for(lambda: server.metric("tandem_requests_waiting") == 1, what="the second")
     assert not late.done()
+    assert pause(server, "wait").json() == {"status": "paused"}  # again: what is held is not waited for
     resume(server)
     assert late.result() == whole
 

@@ -15,6 +15,7 @@
 #include "engine/serve/engine.h"
 #include "engine/serve/speculate.h"
 #include "tests/grammar/json_grammar.h"
+#include "kernels/rng.h"
 #include "tests/unit/engine/serve/engine_rig.h"
 
 #include <math.h>
@@ -226,6 +227,58 @@ static void test_no_text_changes(void **state)
     assert_true(s.history_bytes <= c.history_bytes);
     free_all(want);
     free(want);
+}
+
+/* Two texts that are continued while a third one, which is read, wants their pages of the draft. */
+static void test_long_texts_of_a_draft(void **state)
+{
+    enum { TEXTS = 3, PAGES = 36 };
+    static const int lengths[TEXTS] = {258, 259, 430};
+    static int32_t prompts[TEXTS][512];
+    struct reply got[2][TEXTS] = {0};
+    struct engine_config c = base_config(models);
+    struct engine_stats s = {0};
+    (void)state;
+    c.no_prefix_cache = true;
+    c.max_batch_tokens = 1024;
+    c.draft_model = draft_dir;
+    for (int i = 0; i < TEXTS; i++)
+        for (int k = 0; k < lengths[i]; k++) prompts[i][k] = 5 + (int32_t)(rng_at((uint64_t)i, (uint64_t)k) % 300);
+    for (int on = 0; on < 2; on++) {
+        struct rig r;
+        struct err e = {0};
+        c.speculate = on ? "on" : "off";
+        rig_open(&r, c);
+        for (int i = 0; i < TEXTS; i++) {
+            struct gen_request q = {.prompt = prompts[i],
+                                    .n_prompt = lengths[i],
+                                    .max_new_tokens = i == TEXTS - 1 ? 40 : 120,
+                                    .ignore_eos = true,
+                                    .user = &got[on][i],
+                                    .sampling = {.temperature = 1, .top_p = 1, .typical_p = 1, .repetition = 1}};
+            if (!engine_submit(r.g, &q, &e)) fail_msg("%s", e.msg);
+            r.left++;
+            while (i < TEXTS - 1 && got[on][i].n < 4) { /* they are continued before the next one comes */
+                sem_wait(&r.wake);
+                pump(&r);
+            }
+        }
+        run_out(&r);
+        engine_stats_read(r.g, &s);
+        if (on) assert_int_equal(engine_info(r.g)->draft_pages, PAGES);
+        rig_close(&r);
+        if (on) break;
+        c.speculate = "on";
+        rig_open(&r, c);
+        c.draft_kv_bytes = engine_info(r.g)->draft_kv_bytes / (size_t)engine_info(r.g)->draft_pages * PAGES;
+        rig_close(&r);
+    }
+    for (int i = 0; i < TEXTS; i++) {
+        assert_same("long texts", i, &got[1][i], &got[0][i]);
+        buf_free(&got[0][i].text);
+        buf_free(&got[1][i].text);
+    }
+    assert_true(s.accepted_by[SPECULATE_DRAFT] > 0 && s.draft_prompt_tokens > 430);
 }
 
 /* A greedy text of a prompt that repeats itself, or with a draft of one that does not, with speculation and without;
@@ -559,6 +612,7 @@ int main(int argc, char **argv)
     if (argc > 2) n_jobs = atoi(argv[2]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_text_changes),
+        cmocka_unit_test(test_long_texts_of_a_draft),
         cmocka_unit_test(test_families),
         cmocka_unit_test(test_simt),
         cmocka_unit_test(test_a_request_adapts),

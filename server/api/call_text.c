@@ -446,9 +446,9 @@ static const cJSON *follow(const cJSON *parameters, const char *ref)
     return NULL;
 }
 
-enum { SCHEMAS_MAX = 200 /* that are looked at for one argument */ };
+enum { SCHEMAS_MAX = 1000 /* that are looked at for one argument, and values of their enums */ };
 
-/* The types that a schema allows; 0: it does not say.  left: schemas that may still be looked at.
+/* The types that a schema allows; 0: it does not say.  left: what may still be looked at.
  * NOLINTNEXTLINE(misc-no-recursion): it is bounded */
 static unsigned types_of(const cJSON *parameters, const cJSON *schema, int *left)
 {
@@ -456,9 +456,10 @@ static unsigned types_of(const cJSON *parameters, const cJSON *schema, int *left
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(schema, "type"), *v;
     const cJSON *ref = cJSON_GetObjectItemCaseSensitive(schema, "$ref");
     unsigned types = type_named(type);
-    if (cJSON_IsArray(type)) cJSON_ArrayForEach(v, type) types |= type_named(v);
+    for (v = cJSON_IsArray(type) ? type->child : NULL; v && --*left > 0; v = v->next) types |= type_named(v);
     if (types || --*left < 0) return types;
-    cJSON_ArrayForEach(v, cJSON_GetObjectItemCaseSensitive(schema, "enum")) types |= type_of(v);
+    const cJSON *values = cJSON_GetObjectItemCaseSensitive(schema, "enum");
+    for (v = values ? values->child : NULL; v && --*left > 0; v = v->next) types |= type_of(v);
     if ((v = cJSON_GetObjectItemCaseSensitive(schema, "const"))) types |= type_of(v);
     for (size_t i = 0; i < 3; i++)
         cJSON_ArrayForEach(v, cJSON_GetObjectItemCaseSensitive(schema, unions[i])) types |=

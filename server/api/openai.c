@@ -483,7 +483,7 @@ static void handle(struct http_req *req, enum openai_route route, enum style sty
     req->user = x;
     req->on_answer = on_answer;
     req->on_close = on_close;
-    if (req->body_len > BODY_INLINE) {
+    if (req->body_len > BODY_INLINE || style == STYLE_RESPONSES) { /* formats of tools are tried as grammars */
         http_take_body(req, &x->body);
         bridge_work(x->served->bridge, x->client, work_read, after_read, x); /* takes over this reference */
         return;

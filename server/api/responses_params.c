@@ -256,8 +256,8 @@ static bool is_allowed(const struct conversion *c, const char *name, const char 
     return found;
 }
 
-/* A custom tool's parameters, up to the end of the tool.  A format that can be kept to while generating is in its
- * schema, any other in its description. */
+/* A custom tool's parameters, up to the end of the tool.  Its description has the format; a format that can be kept to
+ * while generating is in the schema too. */
 static void put_custom(struct conversion *c, const cJSON *tool, const char *flat, bool first)
 {
     const cJSON *format = cJSON_GetObjectItemCaseSensitive(tool, "format");
@@ -270,7 +270,7 @@ static void put_custom(struct conversion *c, const cJSON *tool, const char *flat
     bool regex = pattern.len && json_regex_supported(pattern.data);
     bool lark = definition && is(syntax, "lark") && lark_supported(definition, &e);
     buf_str(&text, about ? about : "");
-    if (definition && !lark)
+    if (definition)
         buf_printf(&text, "\n\nThe format of `input` (%.20s):\n%s", syntax ? syntax : "grammar", definition);
     chat_body_put_tool(c->out, first, flat, text.data);
     buf_str(c->out, "{\"type\":\"object\",\"properties\":{\"input\":{\"type\":\"string\"");

@@ -66,6 +66,7 @@ struct bridge {
     int max_jobs;
     bool separate_caches;
     enum engine_hold hold;
+    uint64_t held_last; /* with HOLD_NEW: the newest generation that is not held */
     struct bridge_wait *waits;
     struct gen gens;         /* head of the ring */
     struct work_queue *work; /* shared by the bridges of a process */
@@ -342,6 +343,7 @@ static void end_waits(struct bridge *b, bool resumed)
 
 void bridge_hold(struct bridge *b, enum engine_hold hold)
 {
+    if (hold == HOLD_NEW && b->hold != HOLD_NEW) b->held_last = b->gens.prev == &b->gens ? 0 : b->gens.prev->view.id;
     b->hold = hold;
     engine_hold(b->engine, hold);
     if (hold == HOLD_NONE) end_waits(b, true);
@@ -360,7 +362,7 @@ void bridge_abort_all(struct bridge *b)
 
 void bridge_when_over(struct bridge *b, struct bridge_wait *w)
 {
-    w->last = b->gens.prev == &b->gens ? 0 : b->gens.prev->view.id;
+    w->last = b->held_last;
     w->next = b->waits;
     b->waits = w;
     end_waits(b, false);

@@ -74,7 +74,7 @@ void bridge_hold(struct bridge *, enum engine_hold);
 enum engine_hold bridge_held(const struct bridge *);
 /* Ends the generations of clients, not those in the background: their fns get an EV_DONE with FINISH_ABORTED. */
 void bridge_abort_all(struct bridge *);
-/* Calls w->fn once: at once if nothing is generated. */
+/* With HOLD_NEW: calls w->fn once, when the generations that are not held are over; at once if there are none. */
 void bridge_when_over(struct bridge *, struct bridge_wait *w);
 void bridge_wait_cancel(struct bridge *,
                         struct bridge_wait *); /* fn is not called; one that does not wait is ignored */

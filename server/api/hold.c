@@ -25,13 +25,15 @@ struct pausing {
     bool forget;
 };
 
-/* @return NULL with an answer while the model is loading. */
+/* @return NULL with an answer while the model is loading, or the daemon ends: nothing is to be held then. */
 static const struct served_model *loaded(struct http_req *req)
 {
     const struct served_model *m = served_model_of(req);
-    if (m->engine && m->info) return m;
+    bool drains = ((const struct app *)req->app)->state == SERVING_DRAINING;
+    if (m->engine && m->info && !drains) return m;
     http_set_header(req, "Retry-After", "1");
-    http_reply_error(req, 503, "loading", "the model is loading");
+    http_reply_error(req, 503, drains ? "draining" : "loading",
+                     drains ? "the server is stopping" : "the model is loading");
     return NULL;
 }
 

@@ -258,7 +258,7 @@ static bool launch(struct job_texts *t)
     struct err e = {0};
     f->gen = bridge_submit_own(k->served->bridge, &q, t->client, on_event, f, &e);
     if (!f->gen) {
-        if (e.code != ERR_FULL) t->e = e;
+        if (e.code != ERR_FULL && e.code != ERR_NOMEM) t->e = e; /* what is short now may not be later */
         t->refused = true;
         free(f);
         return false;
@@ -294,6 +294,7 @@ static void on_closed(uv_handle_t *h)
 static void end(struct job_texts *t)
 {
     t->closing = true;
+    drop_flights(t); /* the error may be that of the newest one, which others precede */
     uv_timer_stop(&t->tick);
     if (t->fd >= 0) close(t->fd);
     if (!t->whole && !t->e.code) err_set(&t->e, ERR_FULL, "stopped");

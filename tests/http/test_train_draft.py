@@ -1,9 +1,10 @@
 """Method draft: texts of the served model, a smaller model trained on them, and its use as --draft-model."""
 import json
+import shutil
 import signal
 
 import pytest
-from conftest import MODEL, wait_for
+from conftest import MODEL, ROOT, wait_for
 from training import events, job, rows, wait_over
 
 ASK = {"method": "draft", "serve_as": "small", "draft": {"layers": 1, "max_new_tokens": 40},
@@ -26,8 +27,8 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("drafts")
 
 
-def serve(start, folder, *args):
-    server = start("--data-dir", folder, *args)
+def serve(start, folder, *args, **kw):
+    server = start("--data-dir", folder, *args, **kw)
     server.data = folder
     return server
 
@@ -87,6 +88,47 @@ def test_a_draft_is_paused_and_cancelled(start, folder):
         assert server.post(f"/train/{job_id}/cancel", {}).status_code < 300
         assert wait_over(server, job_id)["status"] == "cancelled"
         assert not (folder / "checkpoints" / job_id).exists()
+
+
+def with_one_more_token(model):
+    """The same model with a row of zeros behind the vocabulary, in its weights, its config and its tokenizer."""
+    config, tokens = json.loads((model / "config.json").read_text()), json.loads((model / "tokenizer.json").read_text())
+    n = config["vocab_size"]
+    tokens["added_tokens"].append({**tokens["added_tokens"][-1], "id": n, "content": "<|more|>"})
+    data = (model / "model.safetensors").read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    header, body = json.loads(data[8:begin]), b""
+    for name, t in header.items():
+        if name != "__metadata__":
+            bytes_ = data[begin + t["data_offsets"][0]:begin + t["data_offsets"][1]]
+            if t["shape"][0] == n:
+                t["shape"][0], bytes_ = n + 1, bytes_ + bytes(len(bytes_) // n)
+            t["data_offsets"], body = [len(body), len(body) + len(bytes_)], body + bytes_
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    (model / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + body)
+    (model / "config.json").write_text(json.dumps({**config, "vocab_size": n + 1}))
+    return n, json.dumps(tokens)
+
+
+def test_a_prompt_that_the_model_does_not_take(start, tmp_path):
+    """A token that the tokenizer has and the model has no weights for, while texts of other rows are under way: the job
+    fails, and nothing else."""
+    served, small = tmp_path / "served", tmp_path / "data/models/start"
+    for folder in (served, small):
+        shutil.copytree(ROOT / "tests/fixtures/models/tinystories-656k", folder)
+    more, tokens = with_one_more_token(small)
+    for folder in (served, small):
+        (folder / "tokenizer.json").write_text(tokens)
+    given = [{"input_ids": [5, 6, i, 7 + i], "labels": [-100, -100, -100, 7 + i]} for i in range(20, 50)]
+    given.append({"input_ids": [5, more, 6, 7], "labels": [-100, -100, -100, 7]})
+    with serve(start, tmp_path / "data", model=served, env={"MALLOC_CONF": "junk:true"}) as server:  # what is freed is overwritten
+        body = {**ASK, "draft": {"init": "start", "max_new_tokens": 60}, "dataset": {"rows": given, "format": "tokens"}}
+        answer = server.post("/train", body)
+        assert answer.status_code == 202, answer.text
+        failed = wait_over(server, answer.json()["id"])
+        assert failed["error"]["code"] == "generation_failed" and "0 to 2047" in failed["error"]["message"], failed["error"]
+        server.generate("One day, Tom saw", max_new_tokens=60)  # the texts under way are over by then
 
 
 def test_what_a_draft_cannot_be(start, folder):

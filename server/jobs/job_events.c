@@ -510,7 +510,7 @@ void run_on_event(void *arg, const struct train_event *ev)
         buf_printf(&w->message, "Going on from the checkpoint at step %lld", (long long)ev->step);
         break;
     case TRAIN_LOST:
-        buf_printf(&w->message, "The device was lost (%s); the job goes on from its last checkpoint in a new process",
+        buf_printf(&w->message, "The device was lost (%s); the job goes on from what it has written, in a new process",
                    ev->text ? ev->text : "");
         break;
     case TRAIN_SUCCEEDED: put_summary(w); break;

@@ -387,6 +387,8 @@ static void on_generated(void *arg, const struct err *e)
     r->phase = RUN_PREPARING;
     if (!e->code)
         CHECK(uv_queue_work(r->jobs->retry.loop, &r->work, run_prepare_texts, on_prepared) == 0);
+    else if (served_models_lost(r->app)) /* maybe by one of its texts: it counts as a crash, also if the daemon drains */
+        run_on_event(r, &(struct train_event){.kind = TRAIN_LOST, .text = "while it generated texts"});
     else if (r->wanted != TRAIN_GO_ON || atomic_load(&r->interrupted))
         stop_early(r);
     else

@@ -6,7 +6,7 @@ import requests
 from conftest import BINARY, ROOT, wait_for
 from sse import stream
 from test_batches import attempts, completion, create, kill, talk, wait
-from training import events, submit, wait_over
+from training import events, request, submit, wait_over
 
 TINY = ROOT / "tests/fixtures/models/qwen2"
 FLAGS = ("--device", "simt", "--max-seqs", "4", "--max-batch-tokens", "32", "--max-lora-rank", "8", "--kv-cache", "f32", "--activations", "f32",
@@ -77,6 +77,24 @@ def test_a_job_goes_on_after_a_lost_device(start, tmp_path):
         assert any("The device was lost" in m for m in said) and any("Going on from the checkpoint" in m for m in said), said
     bytes_of = [(tmp_path / d / "adapters/job/adapter_model.safetensors").read_bytes() for d in ("whole", "d")]
     assert bytes_of[0] == bytes_of[1]
+
+
+def test_a_draft_goes_on_after_a_lost_device(start, tmp_path):
+    """Lost while the served model writes its texts: the job stays `running`, and the next process makes the rest."""
+    body = {**request("small", n=24, max_steps=1, lora_r=None, lora_alpha=None), "method": "draft", "draft": {"layers": 1, "max_new_tokens": 12}}
+    lost = start(*FLAGS, "--data-dir", tmp_path, model=TINY, env={"SIMT_FAIL_LAUNCH": "400"})
+    answer = lost.post("/train", body)
+    assert answer.status_code == 202, answer.text
+    job_id = answer.json()["id"]
+    wait_for(lambda: lost.process.poll() is not None, 120, "its end")
+    assert lost.process.returncode == 75, lost.log()
+    path = tmp_path / "checkpoints" / job_id / "texts.jsonl"
+    made = path.read_text()
+    with start(*FLAGS, "--data-dir", tmp_path, model=TINY) as s:
+        done = wait_over(s, job_id, 120)
+        assert done["status"] == "succeeded", done["error"]
+        assert any("The device was lost" in e["message"] for e in events(s, job_id))
+    assert 1 < made.count("\n") < 25 and path.read_text().startswith(made)
 
 
 def test_a_batch_that_loses_the_device_is_given_up(start, tmp_path):

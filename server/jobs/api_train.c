@@ -8,6 +8,7 @@
 #include "server/api/adapter_dir.h"
 #include "server/api/models.h"
 #include "server/api/served_model.h"
+#include "server/config/settings.h"
 #include "server/hub/hub.h"
 #include "server/hub/repo.h"
 #include "server/jobs/idempotency.h"
@@ -44,8 +45,9 @@ bool train_refuses(struct http_req *req, bool openai)
 struct train_limits train_limits_of(const struct store_request *c)
 {
     const struct engine_info *i = c->info;
-    if (!i) /* checked when the job begins */
-        return (struct train_limits){.model_id = c->served->id, .max_model_len = INT_MAX, .max_lora_rank = INT_MAX};
+    if (!i) /* the rest is checked when the job begins */
+        return (struct train_limits){
+            .model_id = c->served->id, .max_model_len = INT_MAX, .max_lora_rank = c->app->set->max_lora_rank};
     return (struct train_limits){.model_id = i->model_id,
                                  .weight_type = i->weight_type,
                                  .max_model_len = i->max_model_len,

@@ -213,6 +213,28 @@ static int check_base(const struct run *r, struct err *e)
     return 0;
 }
 
+struct begin_work {
+    struct store_work work; /* first */
+    struct run *run;
+    bool fitted;
+};
+
+static int on_begin(struct store_work *w, struct db *db)
+{
+    const struct begin_work *b = (const struct begin_work *)w;
+    if (b->fitted)
+        db_run(db, "UPDATE jobs SET spec = json_set(spec, '$.hyperparameters.max_length', ?) WHERE seq = ?", "ni",
+               b->run->spec.p.max_length, b->run->seq);
+    return 0;
+}
+
+static void on_begun(struct store_work *w)
+{
+    struct run *r = ((struct begin_work *)w)->run;
+    free(w);
+    CHECK(uv_queue_work(r->jobs->retry.loop, &r->work, run_prepare, on_prepared) == 0);
+}
+
 static void on_base(void *arg, const struct err *e)
 {
     struct run *r = arg;
@@ -229,10 +251,16 @@ static void on_base(void *arg, const struct err *e)
     r->uses = true;
     model_hold(r->served);
     r->phase = RUN_PREPARING;
-    if (check_base(r, &wrong))
+    int most = r->served->info->max_model_len;
+    bool fitted = r->spec.fit_length && r->spec.p.max_length > most;
+    if (fitted) r->spec.p.max_length = most;
+    if (check_base(r, &wrong)) {
         run_finish(r, JOB_FAILED, "invalid", wrong.msg);
-    else
-        CHECK(uv_queue_work(r->jobs->retry.loop, &r->work, run_prepare, on_prepared) == 0);
+        return;
+    }
+    struct begin_work *b = mem_zalloc(sizeof *b);
+    *b = (struct begin_work){.work = {.run = on_begin, .done = on_begun}, .run = r, .fitted = fitted};
+    store_send(r->app->store, &b->work);
 }
 
 /* Finds the model that it trains, and has it loaded for as long as the job runs. */
@@ -387,7 +415,8 @@ static void on_generated(void *arg, const struct err *e)
     r->phase = RUN_PREPARING;
     if (!e->code)
         CHECK(uv_queue_work(r->jobs->retry.loop, &r->work, run_prepare_texts, on_prepared) == 0);
-    else if (served_models_lost(r->app)) /* maybe by one of its texts: it counts as a crash, also if the daemon drains */
+    else if (served_models_lost(
+                 r->app)) /* maybe by one of its texts: it counts as a crash, also if the daemon drains */
         run_on_event(r, &(struct train_event){.kind = TRAIN_LOST, .text = "while it generated texts"});
     else if (r->wanted != TRAIN_GO_ON || atomic_load(&r->interrupted))
         stop_early(r);

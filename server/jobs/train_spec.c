@@ -316,9 +316,14 @@ static bool read_hyperparameters(struct json_at *top, const struct train_limits 
     bool lora = s->p.method != TRAIN_FULL;
     if (s->p.max_length > lim->max_model_len) s->p.max_length = lim->max_model_len;
     if (s->p.lora_r > lim->max_lora_rank) s->p.lora_r = lim->max_lora_rank;
+    s->fit_length = !lim->weight_type;
     if (!json_get_object(top, "hyperparameters", &obj)) return top->e->code == 0;
     struct json_at at = {.obj = obj, .path = "hyperparameters", .e = top->e};
+    struct train_params without = s->p; /* a length of its own: shows whether one was given, under whatever name */
+    without.max_length = 0;
     if (!train_hyperparameters_read(&at, &s->p, &s->batch_size)) return false;
+    if (s->fit_length && !train_hyperparameters_read(&at, &without, &(int){0})) return false;
+    s->fit_length = s->fit_length && !without.max_length;
     if (s->p.max_length > lim->max_model_len && !lim->stored)
         return wrong(&at, "max_length", "must be at most %d, the model's positions", lim->max_model_len);
     if (lora && s->p.lora_r > lim->max_lora_rank && !lim->stored) /* the result could not be served */
@@ -328,19 +333,21 @@ static bool read_hyperparameters(struct json_at *top, const struct train_limits 
 
 int train_spec_read(struct train_spec *s, const cJSON *tree, const struct train_limits *lim, struct err *e)
 {
-    static const char *const names[] = {"method",     "serve_as",        "base",     "from",  "dataset",
-                                        "validation", "hyperparameters", "metadata", "draft", "batch_size"};
+    static const char *const names[] = {"method",          "serve_as", "base",  "from",       "dataset",   "validation",
+                                        "hyperparameters", "metadata", "draft", "batch_size", "fit_length"};
+    enum { STORED_ONLY = 2 }; /* the last ones */
     *s = (struct train_spec){0};
     e->code = 0;
     if (!cJSON_IsObject(tree)) return err_set(e, ERR_INVALID, "expected an object"), 422;
     struct json_at at = {.obj = tree, .path = "", .e = e};
     int64_t batch = 0;
-    if (!json_only(&at, names, sizeof names / sizeof *names - !lim->stored)) return 422;
+    if (!json_only(&at, names, sizeof names / sizeof *names - (lim->stored ? 0 : STORED_ONLY))) return 422;
     if (!read_names(&at, lim, s) || !read_method(&at, lim, s) || !read_hyperparameters(&at, lim, s)) return 422;
     if (!read_data(&at, "dataset", lim, &s->data) || !read_data(&at, "validation", lim, &s->eval)) return 422;
     if (s->data.kind == DATA_NONE) return wrong(&at, "dataset", "the field is missing"), 422;
     s->metadata = train_metadata_read(&at);
     if (json_get_int(&at, "batch_size", 0, 65536, &batch)) s->batch_size = (int)batch;
+    if (lim->stored) json_get_bool(&at, "fit_length", &s->fit_length);
     return e->code ? 422 : 0;
 }
 
@@ -428,6 +435,7 @@ void train_spec_put(struct buf *b, const struct train_spec *s)
     train_params_put(b, &s->p);
     buf_printf(b, ",\"metadata\":%s", s->metadata ? s->metadata : "null");
     if (s->batch_size) buf_printf(b, ",\"batch_size\":%d", s->batch_size);
+    if (s->fit_length) buf_str(b, ",\"fit_length\":true");
     if (s->draft.on) put_draft(b, &s->draft);
     buf_char(b, '}');
 }

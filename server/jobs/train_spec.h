@@ -44,9 +44,10 @@ struct train_spec {
     char *base;     /* id of the model to train; NULL: the served one; owned */
     char *from;     /* name of the adapter to continue from; NULL; owned */
     struct data_spec data, eval;
-    int batch_size; /* rows per optimizer step (OpenAI's unit), converted to batch_tokens once the rows are known; 0:
+    bool fit_length; /* max_length is the default, and the model's positions were not known: at most those */
+    int batch_size;  /* rows per optimizer step (OpenAI's unit), converted to batch_tokens once the rows are known; 0:
                        unset */
-    char *metadata; /* JSON object of strings; NULL; owned */
+    char *metadata;  /* JSON object of strings; NULL; owned */
 };
 
 /* The limits for a body. */

@@ -294,6 +294,25 @@ def test_job_of_another_model(start, folder, tmp_path):
         assert s.get("/v1/models/second").json()["parent"] == "beta"
 
 
+def test_defaults_of_a_job_fit_its_model(start, tmp_path):
+    """Of a model that is not loaded: what the client did not give fits when the job begins, what it gave is refused by name."""
+    make_model(tmp_path / "models/short", THETA["beta"], max_position_embeddings=96)
+    body = training.request(max_steps=1)
+    for name in ("max_length", "lora_r"):
+        del body["hyperparameters"][name]
+    with start("--models-dir", tmp_path / "models", "--data-dir", tmp_path / "data", "--max-lora-rank", "8", *SMALL, model=None) as s:
+        assert states(s) == {"short": "unloaded"}
+        job = s.post("/train", {**body, "base": "short"}).json()["id"]
+        done = training.wait_over(s, job)
+        assert done["status"] == "succeeded", done["error"]
+        assert (done["hyperparameters"]["max_length"], done["hyperparameters"]["lora_r"]) == (96, 8)
+        assert s.post("/models/unload", {"model": "short"}).status_code == 200
+        body["hyperparameters"]["max_length"] = 512
+        job = s.post("/train", {**body, "base": "short"}).json()["id"]
+        failed = training.wait_over(s, job)
+        assert failed["status"] == "failed" and "max_length: the model that is served now has 96" in failed["error"]["message"], failed
+
+
 def test_evaluation_and_batch_name_their_models(start, folder, size):
     with start("--models-dir", folder, "--models-max", "1", *SMALL, model=None) as s:
         rows = [{"prompt": PROMPT, "completion": size[1][name]} for name in THETA]

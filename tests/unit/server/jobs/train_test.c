@@ -8,6 +8,7 @@
 #include "server/net/route.h"
 #include "server/store/data_dir.h"
 
+#include <limits.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -274,6 +275,43 @@ static void test_a_job_is_stored_as_it_was_asked(void **state)
     buf_free(&again);
 }
 
+/* A base that is not loaded: a default is made to fit when the job begins, what the client named is not. */
+static void test_a_default_length_fits_later(void **state)
+{
+    static const struct {
+        const char *body;
+        bool fits;
+    } cases[] = {{"", true},
+                 {",\"hyperparameters\":{}", true},
+                 {",\"hyperparameters\":{\"epochs\":2,\"max_length\":null}", true},
+                 {",\"hyperparameters\":{\"max_length\":512}", false},
+                 {",\"hyperparameters\":{\"max_seq_length\":512}", false}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct train_limits lim = {.model_id = "m", .max_model_len = INT_MAX, .max_lora_rank = 8};
+        struct train_spec a, b;
+        struct buf text = {0};
+        buf_printf(&text, "{\"dataset\":{\"rows\":[{\"a\":1}]}%s}", cases[i].body);
+        cJSON *tree = parse(text.data);
+        assert_int_equal(train_spec_read(&a, tree, &lim, &e), 0);
+        assert_true(a.fit_length == cases[i].fits && a.p.max_length == 512 && a.p.lora_r == 8);
+        buf_clear(&text);
+        train_spec_put(&text, &a);
+        cJSON *stored = parse(text.data);
+        train_spec_read(&b, stored, &lim, &e);
+        assert_true((strstr(e.msg, "fit_length") != NULL) == cases[i].fits); /* no client may say it */
+        train_spec_free(&b);
+        lim = (struct train_limits){.model_id = "", .weight_type = "", .max_model_len = INT_MAX, .stored = true};
+        assert_int_equal(train_spec_read(&b, stored, &lim, &e), 0);
+        assert_true(b.fit_length == cases[i].fits);
+        cJSON_Delete(tree);
+        cJSON_Delete(stored);
+        train_spec_free(&a);
+        train_spec_free(&b);
+        buf_free(&text);
+    }
+}
+
 static void test_files_and_weights(void **state)
 {
     struct train_limits lim = {.model_id = "m", .weight_type = "bf16", .max_model_len = 512, .max_lora_rank = 256};
@@ -461,6 +499,7 @@ int main(void)
         cmocka_unit_test(test_other_names),
         cmocka_unit_test(test_one_set_of_limits),
         cmocka_unit_test(test_a_job_is_stored_as_it_was_asked),
+        cmocka_unit_test(test_a_default_length_fits_later),
         cmocka_unit_test(test_files_and_weights),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_routes_with_a_parameter),

@@ -389,7 +389,7 @@ static void on_published(uv_work_t *w, int status)
         run_finish(r, JOB_FAILED, r->error_code, e.msg);
         return;
     }
-    adapters_supersede(r->app, r->served, r->spec.serve_as);
+    if (r->spec.p.method != TRAIN_FULL) adapters_supersede(r->app, r->served, r->spec.serve_as);
     char text[160];
     snprintf(text, sizeof text, "New fine-tuned model created: %s", r->spec.serve_as);
     run_log(r, "info", text);

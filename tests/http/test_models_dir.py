@@ -313,6 +313,21 @@ def test_defaults_of_a_job_fit_its_model(start, tmp_path):
         assert failed["status"] == "failed" and "max_length: the model that is served now has 96" in failed["error"]["message"], failed
 
 
+def test_a_model_supersedes_no_adapter(start, folder, tmp_path):
+    """A draft is a folder of models/: an adapter of its name, of another model, stays."""
+    with start("--models-dir", folder, "--data-dir", tmp_path, *SMALL, model=None) as s:
+        small = training.request("same", max_steps=1)
+        job = s.post("/train", {**small, "base": "alpha"}).json()["id"]
+        assert training.wait_over(s, job)["status"] == "succeeded"
+        for name in ("lora_r", "lora_alpha"):
+            del small["hyperparameters"][name]
+        job = s.post("/train", {**small, "base": "beta", "method": "draft", "draft": {"layers": 1, "max_new_tokens": 8}}).json()["id"]
+        done = training.wait_over(s, job)
+        assert done["status"] == "succeeded", done["error"]
+        assert (tmp_path / "models/same/tandem.json").exists()
+        assert s.get("/adapters").json()["adapters"][0]["name"] == "same" and complete(s, "same")[1] == "same"
+
+
 def test_evaluation_and_batch_name_their_models(start, folder, size):
     with start("--models-dir", folder, "--models-max", "1", *SMALL, model=None) as s:
         rows = [{"prompt": PROMPT, "completion": size[1][name]} for name in THETA]

@@ -38,6 +38,7 @@ struct event_work {
     const char *code;
     char result_file[DATA_ID_MAX]; /* written for this transaction; "": none */
     double prepared;               /* >= 0: the work only stores this progress of preparing */
+    bool progressed;               /* the work only stores that */
 };
 
 static void put_number(struct buf *b, const char *name, double v)
@@ -220,6 +221,8 @@ static int on_run(struct store_work *work, struct db *db)
         db_run(db, "UPDATE jobs SET prepared = ?, phase = 'preparing' WHERE seq = ?", "di", w->prepared, r->seq);
     } else if (w->final) {
         store_final(w, db);
+    } else if (w->progressed) {
+        db_run(db, "UPDATE jobs SET attempts = 0 WHERE seq = ? AND attempts > 0", "i", r->seq);
     } else if (!w->kind) {
         return 0;
     } else if (w->ev.kind == TRAIN_STEP) {
@@ -342,6 +345,16 @@ void run_prepared(void *arg, double fraction)
     r->last_progress = now;
     struct event_work *w = event_new(r, NULL, NULL);
     w->prepared = fraction < 0 ? 0 : fraction > 1 ? 1 : fraction;
+    post(w);
+}
+
+void run_progressed(void *arg)
+{
+    struct run *r = arg;
+    if (r->progressed) return;
+    r->progressed = true;
+    struct event_work *w = event_new(r, NULL, NULL);
+    w->progressed = true;
     post(w);
 }
 

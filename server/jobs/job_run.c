@@ -173,6 +173,7 @@ void run_generate(struct run *r, void (*over)(void *run, const struct err *))
                                   .temperature = r->spec.draft.temperature,
                                   .seed = r->spec.p.seed,
                                   .progress = run_prepared,
+                                  .written = run_progressed,
                                   .over = over,
                                   .arg = r};
     r->texts = job_texts_start(&task);

@@ -27,6 +27,8 @@ struct run {
     enum train_command wanted;
     struct job_texts *texts; /* RUN_GENERATING */
     bool resumed;            /* it ran in an earlier process, or was paused */
+    bool again;              /* it was running when that process ended */
+    bool progressed;         /* this process got further with its texts */
 
     /* pool thread, while preparing and publishing */
     uv_work_t work;
@@ -77,6 +79,8 @@ void run_finish(struct run *, enum job_state, const char *code, const char *mess
 void run_abandon(struct store_work *); /* of run_finish or a last event: frees it; job_events.c */
 void run_log(struct run *, const char *level, const char *message); /* any thread: job_events.c */
 void run_prepared(void *run, double fraction);                      /* pool thread: job_events.c */
+/* Loop: texts were written, so this job did not cause the earlier daemons to end. */
+void run_progressed(void *run); /* job_events.c */
 /* Loop: an event of the trainer is stored. */
 void jobs_on_event(struct run *, const struct train_event *); /* jobs.c */
 /* Loop: its final state is stored.  text: "", or the error. */

@@ -54,6 +54,7 @@ struct job_texts {
     long *at;          /* (rows) offset of each row's line in the file; -1: it has none */
     uint64_t n_before; /* lines of an earlier process */
     struct buf writing;
+    bool wrote;
     struct err work_error;
     uv_work_t work;
     uv_timer_t tick;
@@ -135,6 +136,7 @@ static void work_write(uv_work_t *w)
     struct job_texts *t = w->data;
     if (file_write_all(t->fd, t->writing.data, t->writing.len) || fdatasync(t->fd))
         file_error(t->task.lines, &t->work_error);
+    t->wrote = !t->work_error.code;
     buf_clear(&t->writing);
 }
 
@@ -308,6 +310,8 @@ static void after_work(uv_work_t *w, int status)
     (void)status;
     t->busy = false;
     if (t->work_error.code && !t->e.code) t->e = t->work_error;
+    if (t->wrote) t->task.written(t->task.arg);
+    t->wrote = false;
     if (!t->open) {
         t->open = true;
         t->n_done = t->n_before;

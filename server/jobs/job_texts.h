@@ -25,6 +25,7 @@ struct job_texts_task {
     double temperature;                /* 0: greedy */
     uint64_t seed;
     void (*progress)(void *arg, double fraction);
+    void (*written)(void *arg); /* a round of texts is in the file, synced */
     void (*over)(void *arg,
                  const struct err *); /* once, it is gone; ERR_FULL: it was stopped.  *e.code 0: `out` is there */
     void *arg;

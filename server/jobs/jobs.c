@@ -185,8 +185,8 @@ static int on_claim(struct store_work *w, struct db *db)
         c->run = NULL;
         return 0;
     }
+    c->run->again = running;
     if (running) {
-        db_run(db, "UPDATE jobs SET attempts = attempts + 1 WHERE seq = ?", "i", seq);
         job_event(
             db, seq,
             &(struct job_event){
@@ -222,6 +222,8 @@ struct begin_work {
 static int on_begin(struct store_work *w, struct db *db)
 {
     const struct begin_work *b = (const struct begin_work *)w;
+    if (b->run->again) /* from here on what ends the daemon may be this job */
+        db_run(db, "UPDATE jobs SET attempts = attempts + 1 WHERE seq = ?", "i", b->run->seq);
     if (b->fitted)
         db_run(db, "UPDATE jobs SET spec = json_set(spec, '$.hyperparameters.max_length', ?) WHERE seq = ?", "ni",
                b->run->spec.p.max_length, b->run->seq);

@@ -1,7 +1,9 @@
 """Method draft: texts of the served model, a smaller model trained on them, and its use as --draft-model."""
+import contextlib
 import json
 import shutil
 import signal
+import sqlite3
 
 import pytest
 from conftest import MODEL, ROOT, wait_for
@@ -22,6 +24,20 @@ def texts(server, job_id):
     return {json.loads(line)["row"]: line for line in lines}
 
 
+def attempts(folder, value=None):
+    """How often the job of the daemon that ended last was taken up in vain; value: another number for it."""
+    with contextlib.closing(sqlite3.connect(folder / "jobs.sqlite")) as db, db:
+        if value is not None:
+            db.execute("UPDATE jobs SET attempts = ?", (value,))
+        return db.execute("SELECT attempts FROM jobs ORDER BY seq DESC").fetchone()[0]
+
+
+def kill(server):
+    server.signal(signal.SIGKILL)
+    server.wait()
+    server.process.returncode = 0
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("drafts")
@@ -35,17 +51,19 @@ def serve(start, folder, *args, **kw):
 
 def test_a_draft_survives_a_kill(start, folder):
     with serve(start, folder, "--max-seqs", "2") as server:
-        answer = server.post("/train", {**ASK, "dataset": {"rows": prompts(120)}})
+        answer = server.post("/train", {**ASK, "dataset": {"rows": prompts(240)}})
         assert answer.status_code == 202, answer.text
         job_id = answer.json()["id"]
         assert answer.json()["method"] == "draft" and answer.json()["draft"]["layers"] == 1
         wait_for(lambda: len(texts(server, job_id)) > 4, 60, "some texts")
-        server.signal(signal.SIGKILL)
-        server.wait()
+        kill(server)
+    attempts(folder, 4)  # killed before as often as may be, but it went on each time
+    with serve(start, folder, "--max-seqs", "2") as server:
+        wait_for(lambda: attempts(folder) == 0, 60, "more texts")
+        kill(server)
         before = texts(server, job_id)
-        server.process.returncode = 0
     with open(folder / "checkpoints" / job_id / "texts.jsonl", "a") as torn:
-        torn.write('{"row":119,"prompt":3,"input_ids":[1,2')  # a line that was not written whole
+        torn.write('{"row":239,"prompt":3,"input_ids":[1,2')  # a line that was not written whole
     with serve(start, folder) as server:
         done = wait_over(server, job_id)
         assert done["status"] == "succeeded", done["error"]

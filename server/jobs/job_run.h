@@ -19,6 +19,8 @@ struct run {
     struct app *app;
     struct served_model *served; /* its base; NULL: not known yet */
     struct model_wait wait;      /* for it */
+    bool rests;                  /* it could not be loaded: jobs.retry ends this */
+    int loads;                   /* that came to nothing */
     bool uses;                   /* it is loaded, and held */
     int64_t seq;
     char id[48];
@@ -59,7 +61,7 @@ struct jobs {
     struct job_watch watches; /* head of a ring */
     struct buf found;         /* by jobs_list_uploads: names in files/, each with its terminating 0 */
     uv_timer_t retry;
-    struct store_work *retry_work; /* a final state that could not be stored */
+    struct store_work *retry_work; /* a final state that could not be stored; NULL: the running job rests, or none */
     void (*stopped)(void *);
     void *stopped_arg;
     struct jobs_view view;

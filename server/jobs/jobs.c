@@ -23,7 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RETRY_MS = 2000, ATTEMPTS_MAX = 5 };
+enum { RETRY_MS = 2000, ATTEMPTS_MAX = 5, LOADS_MAX = 6 };
 
 /* ---- sweeping: files without a row ---------------------------------------------------------------------------- */
 
@@ -198,6 +198,7 @@ static int on_claim(struct store_work *w, struct db *db)
 }
 
 static void on_prepared(uv_work_t *w, int status);
+static void on_retry(uv_timer_t *t);
 static void stop_early(struct run *r);
 
 /* The base is loaded: whether the job can run on it. */
@@ -237,6 +238,23 @@ static void on_begun(struct store_work *w)
     CHECK(uv_queue_work(r->jobs->retry.loop, &r->work, run_prepare, on_prepared) == 0);
 }
 
+/* Its base could not be loaded now: waits until the table tries that again, a few times. */
+static void wait_again(struct run *r, const struct err *e, bool may_pass)
+{
+    char text[sizeof e->msg + 80];
+    uint64_t now = clock_now(), at = r->served->retry_at, ms = at > now ? (at - now) / 1000000 + 1 : 0;
+    if (!may_pass || ++r->loads > LOADS_MAX) {
+        run_finish(r, JOB_FAILED, "model_load_failed", e->msg);
+        return;
+    }
+    if (ms < RETRY_MS) ms = RETRY_MS;
+    snprintf(text, sizeof text, "The model could not be loaded, and is tried again in %llu s: %s",
+             (unsigned long long)(ms + 999) / 1000, e->msg);
+    run_log(r, "warn", text);
+    r->rests = true;
+    uv_timer_start(&r->jobs->retry, on_retry, ms, 0);
+}
+
 static void on_base(void *arg, const struct err *e)
 {
     struct run *r = arg;
@@ -247,7 +265,7 @@ static void on_base(void *arg, const struct err *e)
         return;
     }
     if (e->code) {
-        run_finish(r, JOB_FAILED, "model_load_failed", e->msg);
+        wait_again(r, e, e->code == ERR_IO || e->code == ERR_NOMEM || e->code == ERR_FULL);
         return;
     }
     r->uses = true;
@@ -275,6 +293,8 @@ static void begin_run(struct run *r)
         err_set(&e, ERR_INVALID, "base: the job is for the model %.100s, and this server has %.100s: resume it there",
                 r->spec.base, app->model->id);
         run_finish(r, JOB_FAILED, "invalid", e.msg);
+    } else if (r->served->state == MODEL_FAILED && clock_now() < r->served->retry_at) {
+        wait_again(r, &r->served->failure, true); /* for others; this job has not tried */
     } else if (model_use(app->models, r->served)) {
         on_base(r, &e);
     } else if (!model_wait_for(app->models, r->served, &r->wait, false, on_base, r)) {
@@ -336,7 +356,9 @@ static void stop_early(struct run *r)
 /* Ends a job that waits for its base. */
 static void stop_waiting(struct run *r)
 {
-    if (r->phase != RUN_WAITING || !r->wait.next) return;
+    if (r->phase != RUN_WAITING || (!r->wait.next && !r->rests)) return;
+    if (r->rests) uv_timer_stop(&r->jobs->retry);
+    r->rests = false;
     model_wait_cancel(r->app->models, &r->wait);
     stop_early(r);
 }
@@ -533,17 +555,21 @@ void jobs_command(struct jobs *j, int64_t seq, enum train_command command)
     if (r->texts && command != TRAIN_GO_ON) job_texts_stop(r->texts);
 }
 
-/* ---- a final state that cannot be written ------------------------------------------------------------------- */
+/* ---- a final state that cannot be written, a base that cannot be loaded now -------------------------------------- */
 
 static void on_retry(uv_timer_t *t)
 {
     struct jobs *j = t->data;
     struct store_work *w = j->retry_work;
     j->retry_work = NULL;
-    if (w)
+    if (w) {
         store_send(j->app->store, w);
-    else
+    } else if (j->current && j->current->rests) {
+        j->current->rests = false;
+        begin_run(j->current);
+    } else {
         jobs_kick(j);
+    }
 }
 
 static void retry_later(struct jobs *j)

@@ -1,7 +1,9 @@
 """Several models in one daemon: loaded on demand within a budget, unloaded again, each request answered by the model that it
 names. The models are copies of one with another rope_theta each, so they are of one size and say different things."""
+import contextlib
 import json
 import signal
+import sqlite3
 import subprocess
 import threading
 
@@ -311,6 +313,50 @@ def test_defaults_of_a_job_fit_its_model(start, tmp_path):
         job = s.post("/train", {**body, "base": "short"}).json()["id"]
         failed = training.wait_over(s, job)
         assert failed["status"] == "failed" and "max_length: the model that is served now has 96" in failed["error"]["message"], failed
+
+
+def test_a_job_waits_for_a_model_that_failed(start, tmp_path):
+    """What made a load fail may have passed: a job tries again by itself, and restarts until then do not count."""
+    make_model(tmp_path / "models/mended", THETA["gamma"])
+    weights = tmp_path / "models/mended/model.safetensors"
+    weights.unlink()
+    weights.mkdir()  # the system refuses to read it
+    flags = ("--models-dir", tmp_path / "models", "--data-dir", tmp_path / "data", *SMALL)
+
+    def waits(s, job, seen=0):
+        def said():
+            assert training.job(s, job)["status"] not in training.OVER, training.job(s, job)["error"]
+            n = sum("is tried again in" in e["message"] for e in training.events(s, job))
+            return n if n > seen else 0
+        return wait_for(said, what="its waiting")
+
+    def kill(s):
+        s.signal(signal.SIGKILL)
+        s.wait()
+        s.process.returncode = 0
+
+    def submit(s):
+        answer = s.post("/train", {**training.request(max_steps=1), "base": "mended"})
+        assert answer.status_code == 202, answer.text
+        return answer.json()["id"]
+    with start(*flags, model=None) as s:
+        job = submit(s)
+        waits(s, job)
+        assert s.post(f"/train/{job}/cancel", {}).status_code == 200
+        assert training.wait_over(s, job)["status"] == "cancelled"
+        job = submit(s)
+        n = waits(s, job)
+        kill(s)
+    with contextlib.closing(sqlite3.connect(tmp_path / "data/jobs.sqlite")) as db, db:
+        db.execute("UPDATE jobs SET attempts = 4 WHERE id = ?", (job,))
+    with start(*flags, model=None) as s:
+        n = waits(s, job, n)
+        kill(s)
+    with start(*flags, model=None) as s:
+        waits(s, job, n)
+        weights.rmdir()
+        weights.symlink_to(SOURCE / "model.safetensors")
+        assert training.wait_over(s, job)["status"] == "succeeded"
 
 
 def test_a_model_supersedes_no_adapter(start, folder, tmp_path):

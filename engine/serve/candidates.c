@@ -2,6 +2,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/serve/engine_state.h"
+#include "engine/serve/kv_tier.h"
 
 enum {
     LONG_AGREEMENT = 6, /* tokens before a candidate: fewer, and a draft is asked instead */
@@ -73,6 +74,7 @@ static bool draft_ended(struct engine *g, int rc)
     struct dev *d = g->s.model.d;
     log_error("the draft model is not used any more op=%s error=\"%s\"", d->error.op ? d->error.op : "?", d->error.msg);
     if (!d->ops->lost || !d->ops->lost(d)) dev_clear_error(d);
+    kv_tier_failed(g);
     g->now.failed_steps++;
     return g->no_draft = true;
 }

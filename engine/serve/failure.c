@@ -6,6 +6,7 @@
  * (TRAIN_LOST), and the daemon exits so that its supervisor starts a new process. */
 #include "engine/base/log.h"
 #include "engine/serve/engine_state.h"
+#include "engine/serve/kv_tier.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -45,6 +46,7 @@ const char *engine_take_failure(struct engine *g)
     const char *text = failure_text(g, &d->error);
     log_error("step failed op=%s error=\"%s\"", d->error.op ? d->error.op : "?", d->error.msg);
     dev_clear_error(d);
+    kv_tier_failed(g);
     g->now.failed_steps++;
     return text;
 }

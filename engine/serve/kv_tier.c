@@ -41,6 +41,7 @@ struct load {
     uint64_t serial;         /* of page have - 1 */
     uint64_t started, moved; /* clock; moved: when the last page came */
     bool failed;             /* the next page cannot be had */
+    bool spoilt;             /* the device failed after some of `placed` were copied in */
 };
 
 struct kv_tier {
@@ -65,7 +66,7 @@ struct kv_tier {
 
     double ns_per_byte; /* of loads: moving mean, 0: unknown */
     unsigned refused;
-    uint64_t hits, misses, dropped, loads, load_ns;
+    uint64_t hits, misses, dropped, failures, loads, load_ns;
 };
 
 /* ---- opening and closing ----------------------------------------------------------------------------------------- */
@@ -238,43 +239,72 @@ static void enqueue(struct kv_tier *t, int32_t page, uint64_t serial, const stru
     t->at[page] = at;
 }
 
-/* Copies the page out of the device.  @return false: no buffer is free. */
+void kv_tier_failed(struct engine *g)
+{
+    struct kv_tier *t = g->tier;
+    if (!t) return;
+    for (struct page_job *j = t->saved, *next; j; j = next) {
+        next = j->next;
+        pager_give(t->pager, j);
+        t->dropped++;
+    }
+    t->saved = NULL;
+    t->load.spoilt |= t->load.placed > 0;
+}
+
+/* The device failed while it copied pages: they are lost, and no request ends for that. */
+static void copies_failed(struct engine *g)
+{
+    struct dev *d = g->s.model.d;
+    if (g->tier->failures++ == 0)
+        log_error("kv-disk: the device failed to copy pages; later failures are only counted op=%s error=\"%s\"",
+                  d->error.op ? d->error.op : "?", d->error.msg);
+    if (!d->ops->lost || !d->ops->lost(d)) dev_clear_error(d); /* else engine_check_device finds it */
+    g->now.failed_steps++;
+    kv_tier_failed(g);
+}
+
+/* Copies the page out of the device, which does nothing after an error.  @return false: no buffer is free. */
 static bool save(struct engine *g, const struct queued *w)
 {
     struct kv_tier *t = g->tier;
+    struct dev *d = g->s.model.d;
     struct page_job *j = pager_take(t->pager, JOB_WRITE);
     if (!j) return false;
+    bool failed = d->error.op; /* of another's op, who has not seen it yet */
+    if (!failed) d->ops->kv_save(d, g->s.model.kv, w->page, j->page);
+    if (d->error.op) {
+        pager_give(t->pager, j);
+        t->dropped++;
+        if (!failed) copies_failed(g);
+        return true;
+    }
     j->name = w->name;
     j->parent = w->parent;
     j->depth = w->depth;
-    g->s.model.d->ops->kv_save(g->s.model.d, g->s.model.kv, w->page, j->page);
     j->next = t->saved;
     t->saved = j;
     return true;
 }
 
-/* Hands the pages copied out to the pager. */
-static void submit_saved(struct engine *g)
+void kv_tier_submit(struct engine *g)
 {
     struct kv_tier *t = g->tier;
-    struct page_job *j = t->saved, *next;
-    if (!j) return;
+    struct page_job *in_order = NULL, *next;
+    if (!t || !t->saved) return;
+    if (g->s.model.d->ops->finish(g->s.model.d)) {
+        copies_failed(g);
+        return;
+    }
+    for (struct page_job *j = t->saved; j; j = next) { /* the last copied is the first in the list */
+        next = j->next;
+        j->next = in_order;
+        in_order = j;
+    }
     t->saved = NULL;
-    bool right = g->s.model.d->ops->finish(g->s.model.d) == 0; /* else engine_check_device finds the error */
-    for (struct page_job *in_order = NULL; j || in_order;) {
-        if (j) { /* the last copied is the first in the list */
-            next = j->next;
-            j->next = in_order;
-            in_order = j;
-            j = next;
-            if (j) continue;
-        }
+    for (; in_order; in_order = next) {
         next = in_order->next;
-        if (right)
-            pager_submit(t->pager, in_order);
-        else
-            pager_give(t->pager, in_order);
-        in_order = next;
+        pager_submit(t->pager, in_order);
     }
 }
 
@@ -440,7 +470,9 @@ static void register_placed(struct engine *g)
     if (!l->placed) return;
     const struct seq *q = &l->r->seq;
     l->moved = clock_now();
-    bool right = g->s.model.d->ops->finish(g->s.model.d) == 0; /* else engine_check_device finds the error */
+    if (g->s.model.d->ops->finish(g->s.model.d)) copies_failed(g);
+    bool right = !l->spoilt;
+    l->spoilt = false;
     for (; l->placed && right; l->placed--, l->have++) {
         l->serial = kv_register(g->pool, l->page[l->have], l->serial, q->salt, q->tokens + l->have * KV_PAGE);
         g->tier->hits++;
@@ -506,7 +538,7 @@ void kv_tier_run(struct engine *g)
     }
     run_loads(g);
     save_queued(g, g->sched.n_running ? BUSY_BYTES : IDLE_BYTES);
-    submit_saved(g);
+    kv_tier_submit(g);
 }
 
 bool kv_tier_ready(const struct engine *g)
@@ -524,7 +556,7 @@ void kv_tier_flush(struct engine *g)
         for (struct request *r = g->by_id[i]; r; r = r->next) kv_tier_leave(g, r);
     do {
         save_queued(g, SIZE_MAX / 2);
-        submit_saved(g);
+        kv_tier_submit(g);
     } while (pager_flush(t->pager, until) && t->n);
 }
 

@@ -35,6 +35,11 @@ void kv_tier_arrive(struct engine *, struct request *); /* after sched_add */
 void kv_tier_leave(struct engine *, struct request *);  /* before sched_remove, when it ends */
 /* In each iteration, before the schedule. */
 void kv_tier_run(struct engine *);
+/* In each iteration, after the step and before anything else that can fail: hands the pages that were evicted to the
+ * pager. */
+void kv_tier_submit(struct engine *);
+/* Whoever clears an error of the device calls it: what was copied out since the last kv_tier_submit may be wrong. */
+void kv_tier_failed(struct engine *);
 /* Whether kv_tier_run has more to do now, so that the loop must not sleep. */
 bool kv_tier_ready(const struct engine *);
 /* The clock until which the loop may sleep; 0: any time. */

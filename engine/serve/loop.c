@@ -54,6 +54,7 @@ int engine_step_once(struct engine *g, bool wait)
     if (n) engine_run_step(g, p);
     engine_publish(g, p); /* before the events: a client that saw its request end must see its pages free */
     events_post(&g->events);
+    kv_tier_submit(g);
     if (uses && !engine_lost(g)) run_training(g, p);
     if (uses) device_turn_give(g->turn);
     if (engine_check_device(g)) { /* posted now: the loop may sleep long before its next iteration */

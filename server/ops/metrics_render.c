@@ -164,7 +164,7 @@ static void put_kv_disk(const struct metrics_view *v, struct buf *out)
          (double)s->misses},
         {"tandem_kv_disk_written_pages_total", "counter", "KV pages written to disk.", (double)s->written},
         {"tandem_kv_disk_dropped_pages_total", "counter",
-         "KV pages not written because others were still being written.", (double)s->dropped},
+         "KV pages not written: others were still being written, or the device failed.", (double)s->dropped},
         {"tandem_kv_disk_write_errors_total", "counter", "Failed writes to the directory of kv-disk.",
          (double)s->write_errors},
         {"tandem_kv_disk_loads_total", "counter", "Requests that waited for KV pages from disk.", (double)s->loads},

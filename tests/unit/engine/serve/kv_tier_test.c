@@ -10,12 +10,15 @@
 #include <cmocka.h>
 
 #include "engine/base/clock.h"
+#include "engine/base/log.h"
 #include "engine/serve/engine_state.h"
+#include "engine/serve/manual_step.h"
 #include "tests/unit/engine/kvstore/scratch.h"
 #include "tests/unit/engine/serve/engine_rig.h"
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -317,6 +320,142 @@ static void test_damage(void **state)
     assert_true(corrupt > 0 && hits > 0);
 }
 
+/* ---- a device that fails to copy pages ---- */
+
+static struct {
+    struct dev_ops ops;
+    const struct dev_ops *own;
+    int saves, loads, every; /* one of so many saves fails */
+    bool late;               /* not at once, but when it is waited for */
+    bool fails;
+} patched;
+
+/* As on a GPU, nothing is copied after an error. */
+static void failing_save(struct dev *d, const struct kv *kv, int page, void *host)
+{
+    if (d->error.op) return;
+    if (++patched.saves % patched.every)
+        patched.own->kv_save(d, kv, page, host);
+    else if (patched.late)
+        patched.fails = true;
+    else
+        dev_fail(d, "download", "an injected fault");
+}
+
+static void failing_load(struct dev *d, struct kv *kv, int page, const void *host)
+{
+    if (d->error.op) return;
+    if (++patched.loads % 32)
+        patched.own->kv_load(d, kv, page, host);
+    else
+        dev_fail(d, "upload", "an injected fault");
+}
+
+static int failing_finish(struct dev *d)
+{
+    if (patched.fails) dev_fail(d, "download", "an injected fault");
+    patched.fails = false;
+    patched.own->finish(d);
+    return d->error.op ? -1 : 0;
+}
+
+static struct dev *open_failing(struct rig *r, const struct engine_config *c)
+{
+    struct err e = {0};
+    struct engine *g = engine_open(c, &e);
+    if (!g) fail_msg("%s", e.msg);
+    struct dev *d = g->s.model.d;
+    patched.own = d->ops;
+    patched.ops = *d->ops;
+    patched.ops.kv_save = failing_save;
+    patched.ops.kv_load = failing_load;
+    patched.ops.finish = failing_finish;
+    d->ops = &patched.ops;
+    *r = (struct rig){.g = g};
+    return d;
+}
+
+/* Nothing that was not copied is written or used, and no request ends for it: but for the one whose step waited for a
+ * copy that failed. */
+static void test_copies_fail(void **state)
+{
+    struct engine_config c = config_of("qwen2", true), plain = config_of("qwen2", false);
+    struct reply want[TEXTS], got;
+    struct rig r;
+    uint64_t hits = 0, dropped = 0;
+    rig_open(&r, plain);
+    for (int i = 0; i < TEXTS; i++) want[i] = generate(&r, (struct ask){.text = i, .n = LONG});
+    rig_close(&r);
+    log_set_level(LOG_ERROR + 1);
+    for (int round = 0; round < 6; round++) {
+        patched.late = round == 2;
+        patched.every = 29;
+        open_failing(&r, &c);
+        rig_start(&r, r.g);
+        for (int i = 0; i < TEXTS; i++) {
+            submit(&r, (struct ask){.text = i, .n = LONG}, &got);
+            run_out(&r);
+            if (got.finish == FINISH_ERROR && patched.late) continue;
+            assert_int_equal(got.finish, FINISH_LENGTH);
+            assert_same(&got, &want[i]);
+        }
+        hits += stats(&r).hits;
+        dropped += stats(&r).dropped;
+        rig_close(&r);
+    }
+    log_set_level(LOG_INFO);
+    assert_true(hits > 0 && dropped > 0 && patched.loads > 32);
+}
+
+static struct reply generate_here(struct rig *r, struct ask a)
+{
+    struct reply y;
+    submit(r, a, &y);
+    while (r->left) {
+        engine_step_once(r->g, false);
+        pump(r);
+    }
+    assert_int_equal(y.finish, FINISH_LENGTH);
+    return y;
+}
+
+/* Pages that are evicted before they were copied: whoever sees the error of such a copy takes it for its own. */
+static void test_evicted_copies_fail(void **state)
+{
+    struct engine_config c = config_of("qwen2", true);
+    const struct ask a = {.text = 1, .n = LONG}, b = {.text = 2, .n = LONG};
+    enum { PAGES = 40, EACH = (LONG + TOKENS - 1) / 16 };
+    struct rig r;
+    c.kv_pages = PAGES;
+    for (int late = 0; late < 2; late++) {
+        int32_t page[PAGES];
+        int n = 0;
+        uint64_t written = late ? EACH : 2 * EACH - 1;
+        patched.saves = -1;
+        patched.late = late;
+        patched.every = late ? 1 : PAGES;
+        struct dev *d = open_failing(&r, &c);
+        struct reply want = generate_here(&r, a), got;
+        log_set_level(LOG_ERROR + 1);
+        while (kv_available(r.g->pool)) page[n++] = kv_alloc(r.g->pool);
+        if (d->ops->finish(d)) engine_take_failure(r.g);
+        log_set_level(LOG_INFO);
+        while (n) kv_unref(r.g->pool, page[--n]);
+        patched.every = INT_MAX;
+        generate_here(&r, b);
+        while (engine_step_once(r.g, false) || stats(&r).pages < written) usleep(1000);
+        assert_int_equal(stats(&r).pages, written);
+        engine_close(r.g);
+        rig_open(&r, c);
+        got = generate(&r, a);
+        assert_same(&got, &want);
+        assert_int_equal(got.n_cached, late ? 0 : (LONG - 1) / 16 * 16);
+        rig_close(&r);
+        tear_down(state);
+        set_up(state);
+    }
+}
+
 /* The process is killed at any time while it computes and writes; the next finds right pages or none. */
 static void test_kill(void **state)
 {
@@ -384,7 +523,8 @@ int main(int argc, char **argv)
 #define TEST(t) cmocka_unit_test_setup_teardown(t, set_up, tear_down)
     const struct CMUnitTest tests[] = {TEST(test_restart),  TEST(test_restart_types), TEST(test_restart_simt),
                                        TEST(test_eviction), TEST(test_together),      TEST(test_separate),
-                                       TEST(test_damage),   TEST(test_kill),          TEST(test_opening)};
+                                       TEST(test_damage),   TEST(test_copies_fail),   TEST(test_evicted_copies_fail),
+                                       TEST(test_kill),     TEST(test_opening)};
     if (argc < 2) return 2;
     fixtures = argv[1];
     if (argc > 2) rounds = atoi(argv[2]);

@@ -518,15 +518,46 @@ static void test_opening(void **state)
     assert_true(a && a == b);
 }
 
+/* The program's file is replaced while it runs, as an update of its package does. */
+static void test_replaced(void **state)
+{
+    char copy[80], command[1200];
+    snprintf(copy, sizeof copy, "%s/copy", dir);
+    snprintf(command, sizeof command, "cp /proc/%d/exe %s", (int)getpid(), copy);
+    assert_int_equal(system(command), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        execl(copy, copy, fixtures, "replaced", dir, (char *)NULL);
+        _exit(127);
+    }
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
+/* test_replaced's process.  @return its status */
+static int run_replaced(const char *self, const char *of)
+{
+    struct err e = {0};
+    snprintf(dir, sizeof dir, "%s", of);
+    struct engine_config c = config_of("qwen2", true);
+    if (unlink(self)) return 1;
+    struct engine *g = engine_open(&c, &e);
+    if (!g) fprintf(stderr, "%s\n", e.msg);
+    engine_close(g);
+    return !g;
+}
+
 int main(int argc, char **argv)
 {
 #define TEST(t) cmocka_unit_test_setup_teardown(t, set_up, tear_down)
     const struct CMUnitTest tests[] = {TEST(test_restart),  TEST(test_restart_types), TEST(test_restart_simt),
                                        TEST(test_eviction), TEST(test_together),      TEST(test_separate),
                                        TEST(test_damage),   TEST(test_copies_fail),   TEST(test_evicted_copies_fail),
-                                       TEST(test_kill),     TEST(test_opening)};
+                                       TEST(test_kill),     TEST(test_opening),       TEST(test_replaced)};
     if (argc < 2) return 2;
     fixtures = argv[1];
+    if (argc > 3) return run_replaced(argv[0], argv[3]);
     if (argc > 2) rounds = atoi(argv[2]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

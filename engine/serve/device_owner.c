@@ -62,6 +62,16 @@ static void watch_kv_close(struct dev *d, struct kv *kv)
     inner_ops(d)->kv_close(d, kv);
 }
 
+static void watch_kv_save(struct dev *d, const struct kv *kv, int page, void *host)
+{
+    inner_ops(d)->kv_save(d, kv, page, host);
+}
+
+static void watch_kv_load(struct dev *d, struct kv *kv, int page, const void *host)
+{
+    inner_ops(d)->kv_load(d, kv, page, host);
+}
+
 static void *watch_alloc(struct dev *d, size_t bytes)
 {
     return inner_ops(d)->alloc(d, bytes);
@@ -145,6 +155,8 @@ struct device_owner *device_owner_new(struct dev *d, struct scheduler_gate *gate
     X(weight_open)
     X(kv_open)
     X(kv_close)
+    X(kv_save)
+    X(kv_load)
     X(alloc)
     X(free)
     X(alloc_host)

@@ -292,7 +292,10 @@ static void grow(struct kv_store *s, uint64_t now)
     uint64_t room = kv_dir_room(s->c.dir, s->name, s->c.limit, ((uint64_t)s->x.n + more) * each) / each;
     if (room > INDEX_SLOTS_MAX) room = INDEX_SLOTS_MAX;
     s->granted = (int)room;
-    if (s->x.n < s->granted) return;
+    if (s->x.n < s->granted) {
+        s->limit = s->c.limit;
+        return;
+    }
     s->grow_at = now + RETRY_SECONDS;
     s->limit = (uint64_t)s->x.n * each;
 }

@@ -297,11 +297,13 @@ static void test_models_share(void **state)
     struct kv_store *t = open_with(b);
     for (int i = 0; i < 80; i++) put(t, 1, i);
     assert_true(stats(t).pages < 40); /* the other is open */
+    assert_true(stats(t).limit < b.limit);
     for (int i = 0; i < 80; i++) assert_true(get(s, 1, i));
     kv_store_close(s);
     time_now += 60;
     for (int i = 0; i < 80; i++) assert_true(put(t, 2, i));
     assert_true(stats(t).pages >= 80);
+    assert_int_equal(stats(t).limit, b.limit);
     assert_int_not_equal(access(path_of(0, "pages"), F_OK), 0);
     kv_store_close(t);
 }

@@ -507,8 +507,20 @@ uint64_t kv_tier_deadline(const struct engine *g)
 {
     const struct kv_tier *t = g->tier;
     if (!t || !t->waiting) return 0;
-    uint64_t stalled = t->load.moved + STALL_NS, until = t->waiting->load_until;
-    return t->load.r && stalled < until ? stalled : until;
+    uint64_t until = t->load.r ? t->load.moved + STALL_NS : UINT64_MAX;
+    for (const struct request *r = t->waiting; r; r = r->load_next)
+        if (r->load_until < until) until = r->load_until;
+    return until;
+}
+
+/* Also those behind the one whose pages are read. */
+static void forget_late(struct engine *g)
+{
+    uint64_t now = clock_now();
+    for (struct request *r = g->tier->waiting, *next; r; r = next) {
+        next = r->load_next;
+        if (now >= r->load_until) forget_load(g, r);
+    }
 }
 
 static void run_loads(struct engine *g)
@@ -516,10 +528,11 @@ static void run_loads(struct engine *g)
     struct kv_tier *t = g->tier;
     struct load *l = &t->load;
     take_arrived(g);
+    forget_late(g);
     while (t->waiting) {
         if (!l->r) begin(g, t->waiting);
-        bool starved = kv_available(g->pool) < g->sched.n_running;
-        if (!l->failed && l->have < l->n && !starved && clock_now() < kv_tier_deadline(g)) {
+        bool starved = kv_available(g->pool) < g->sched.n_running, stalled = clock_now() >= l->moved + STALL_NS;
+        if (!l->failed && l->have < l->n && !starved && !stalled) {
             ask(t);
             return;
         }

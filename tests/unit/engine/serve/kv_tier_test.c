@@ -12,6 +12,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/serve/engine_state.h"
+#include "engine/serve/kv_tier.h"
 #include "engine/serve/manual_step.h"
 #include "tests/unit/engine/kvstore/scratch.h"
 #include "tests/unit/engine/serve/engine_rig.h"
@@ -494,6 +495,37 @@ static void test_kill(void **state)
     assert_true(hits > 0);
 }
 
+/* A request that waits behind another's load is computed when its time is over. */
+static void test_late(void **state)
+{
+    struct engine_config c = config_of("qwen2", true);
+    struct reply want[2], got[2];
+    struct err e = {0};
+    struct rig r;
+    uint64_t id[2];
+    rig_open(&r, c);
+    for (int i = 0; i < 2; i++) want[i] = generate(&r, (struct ask){.text = i, .n = LONG});
+    rig_close(&r);
+    r = (struct rig){.g = engine_open(&c, &e)};
+    if (!r.g) fail_msg("%s", e.msg);
+    for (int i = 0; i < 2; i++) id[i] = submit(&r, (struct ask){.text = i, .n = LONG}, &got[i]);
+    engine_step_once(r.g, false);
+    struct request *first = engine_find_request(r.g, id[0]), *second = engine_find_request(r.g, id[1]);
+    assert_true(first->loading && second->loading);
+    assert_true(kv_tier_deadline(r.g) <= first->load_until);
+    second->load_until = 1;
+    assert_int_equal(kv_tier_deadline(r.g), 1);
+    engine_step_once(r.g, false);
+    assert_false(second->loading);
+    while (r.left) {
+        engine_step_once(r.g, false);
+        pump(&r);
+    }
+    for (int i = 0; i < 2; i++) assert_same(&got[i], &want[i]);
+    assert_true(got[0].n_cached > 0 && !got[1].n_cached);
+    engine_close(r.g);
+}
+
 static void test_opening(void **state)
 {
     struct engine_config c = config_of("qwen2", true);
@@ -554,7 +586,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {TEST(test_restart),  TEST(test_restart_types), TEST(test_restart_simt),
                                        TEST(test_eviction), TEST(test_together),      TEST(test_separate),
                                        TEST(test_damage),   TEST(test_copies_fail),   TEST(test_evicted_copies_fail),
-                                       TEST(test_kill),     TEST(test_opening),       TEST(test_replaced)};
+                                       TEST(test_kill),     TEST(test_late),          TEST(test_opening),
+                                       TEST(test_replaced)};
     if (argc < 2) return 2;
     fixtures = argv[1];
     if (argc > 3) return run_replaced(argv[0], argv[3]);

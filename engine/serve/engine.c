@@ -131,6 +131,8 @@ void engine_close(struct engine *g)
     pthread_mutex_lock(&g->load_lock);
     while (g->n_loading) pthread_cond_wait(&g->load_done, &g->load_lock);
     pthread_mutex_unlock(&g->load_lock);
+    kv_tier_free(g->tier);
+    g->tier = NULL;
     engine_drop_all(g);
     masker_free(g->masker);
     debug_state_close(&g->look);

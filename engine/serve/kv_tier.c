@@ -173,8 +173,8 @@ void kv_tier_close(struct engine *g)
 {
     if (!g->tier) return;
     kv_pool_on_evict(g->pool, NULL, NULL);
-    kv_tier_free(g->tier);
-    g->tier = NULL;
+    pager_close(g->tier->pager);
+    g->tier->pager = NULL;
 }
 
 void kv_tier_content(const struct engine *g, struct adapter *a)

@@ -4,9 +4,10 @@
  * copies some of them out of the device for the pager to write; one that is evicted from the pool meanwhile is copied
  * at that moment.  Reading: a request whose prefix goes on in the store is blocked while its pages are read, if that is
  * faster than computing them; one request at a time.  The pages are registered in the pool, and the schedule finds them
- * there. What cannot be read in time is computed.
+ * there.  What cannot be read in time is computed.
  *
- * All but opening, closing and kv_tier_content is the engine thread's; without --kv-disk nothing happens. */
+ * All but opening, closing, kv_tier_content and kv_tier_read is the engine thread's; without --kv-disk nothing
+ * happens. */
 #ifndef TANDEM_ENGINE_SERVE_KV_TIER_H
 #define TANDEM_ENGINE_SERVE_KV_TIER_H
 
@@ -26,7 +27,8 @@ struct request;
 int kv_tier_prepare(struct kv_tier **t, const struct engine_config *, struct err *);
 /* When the rest of the engine is open; the tier becomes the engine's. */
 int kv_tier_open(struct engine *, struct kv_tier *, const struct engine_config *, struct err *);
-void kv_tier_free(struct kv_tier *); /* one that was prepared; NULL is allowed */
+void kv_tier_free(struct kv_tier *); /* one that was prepared, or closed; NULL is allowed */
+/* After the thread has ended: writes no more.  An adapter may still be loading, so the tier is freed later. */
 void kv_tier_close(struct engine *);
 /* Any thread: notes what the adapter is, before it is published. */
 void kv_tier_content(const struct engine *, struct adapter *);

@@ -234,7 +234,8 @@ enum engine_hold {
 void engine_hold(struct engine *, enum engine_hold);
 /* Ends a request as engine_expire does, with FINISH_ABORTED. */
 void engine_abort(struct engine *, uint64_t id);
-/* Requests submitted from now on use no prefix that was computed before. */
+/* Requests submitted from now on use no prefix in memory that was computed before.  Those on disk (kv_disk) stay: their
+ * names are of the weights' contents. */
 void engine_forget_prefixes(struct engine *);
 
 /* ---- adapters -------------------------------------------------------------------------------------------------- */

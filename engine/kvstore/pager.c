@@ -36,7 +36,7 @@ struct pager {
     pthread_cond_t work, idle;
     struct page_job *free[2]; /* by kind: one half of the jobs is for each */
     struct job_list reads, writes, done;
-    bool wants[2], wants_done; /* the engine thread waits for a job of the kind, for a read */
+    bool wants_write, wants_done; /* the engine thread waits for a job of JOB_WRITE, for a read */
     bool working, stopping;
 };
 
@@ -82,7 +82,7 @@ static void work_on(struct pager *p, struct page_job *j)
 /* Puts a finished job where it belongs.  @return whether the engine thread is to be woken. */
 static bool finish(struct pager *p, struct page_job *j)
 {
-    bool *wants = j->kind == JOB_READ ? &p->wants_done : &p->wants[JOB_WRITE], wake = *wants;
+    bool *wants = j->kind == JOB_READ ? &p->wants_done : &p->wants_write, wake = *wants;
     if (j->kind == JOB_READ)
         list_add(&p->done, j);
     else
@@ -207,7 +207,7 @@ struct page_job *pager_take(struct pager *p, enum page_job_kind kind)
     pthread_mutex_lock(&p->lock);
     struct page_job *j = p->free[kind];
     if (j) p->free[kind] = j->next;
-    p->wants[kind] = !j;
+    if (kind == JOB_WRITE) p->wants_write = !j;
     pthread_mutex_unlock(&p->lock);
     return j;
 }

@@ -32,7 +32,7 @@ struct kv_store *pager_store(struct pager *);
 
 /* ---- the engine thread ---- */
 
-/* @return a job with a buffer, NULL: none is free; wake() is called when one is. */
+/* @return a job with a buffer, NULL: none is free; wake() is called when one to write is, and when a read is done. */
 struct page_job *pager_take(struct pager *, enum page_job_kind);
 void pager_submit(struct pager *, struct page_job *);
 /* @return the reading jobs that are done, in order; each goes back by pager_give.  wake() is called for the next. */

@@ -200,8 +200,7 @@ static const struct kv_name *names_of(const struct kv_tier *t, struct request *r
     return r->names;
 }
 
-/* ---- writing ------------------------------------------------------------------------------------------------------
- */
+/* ---- writing ----------------------------------------------------------------------------------------------------- */
 
 static double ns_per_prefill_token(const struct engine *g)
 {
@@ -363,8 +362,7 @@ void kv_tier_leave(struct engine *g, struct request *r)
     }
 }
 
-/* ---- reading ------------------------------------------------------------------------------------------------------
- */
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
 
 void kv_tier_arrive(struct engine *g, struct request *r)
 {

@@ -35,7 +35,7 @@ struct flight {
     struct gen *gen;
     uint64_t row;
     int n_prompt, n, max;
-    int32_t id[]; /* (max) */
+    int32_t *id; /* (max) behind it in memory */
 };
 
 struct job_texts {
@@ -246,7 +246,7 @@ static bool launch(struct job_texts *t)
     if (n >= most) n = most - 1;
     int room = most - n < k->max_new_tokens ? most - n : k->max_new_tokens;
     struct flight *f = mem_zalloc(sizeof *f + (size_t)(n + room) * sizeof *f->id);
-    *f = (struct flight){.t = t, .row = t->next, .n_prompt = n, .n = n, .max = n + room};
+    *f = (struct flight){.t = t, .row = t->next, .n_prompt = n, .n = n, .max = n + room, .id = (int32_t *)(f + 1)};
     memcpy(f->id, row.id, (size_t)n * sizeof *f->id);
     struct gen_request q = {.prompt = f->id,
                             .n_prompt = n,

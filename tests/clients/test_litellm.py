@@ -1,5 +1,6 @@
 """litellm: chats, streams, calls, embeddings, texts, and which of its exceptions a refusal becomes."""
 import asyncio
+import gc
 import json
 
 import pytest
@@ -16,6 +17,14 @@ WEATHER = {"type": "function", "function": {
 PROVIDERS = ["openai", "hosted_vllm"]
 
 
+def streamed_by(call, **fields):
+    """All pieces.  litellm does not close the answers of its streams, and httpcore 1.0.9 takes its pool's lock twice when
+    the collector closes one for it within another request: closed here."""
+    pieces = list(call(stream=True, **fields))
+    gc.collect()
+    return pieces
+
+
 @pytest.fixture(params=PROVIDERS)
 def to(talker, request):  # noqa: F811
     return {"model": f"{request.param}/talker", "api_base": talker.url + "/v1", "api_key": "none", "num_retries": 0, "timeout": 60}
@@ -25,7 +34,7 @@ def test_completion(to):
     got = litellm.completion(messages=ASK, max_tokens=8, temperature=0, n=2, **to)
     assert len(got.choices) == 2 and got.choices[0].finish_reason == "length" and got.usage.completion_tokens == 16
     text = got.choices[0].message.content
-    chunks = list(litellm.completion(messages=ASK, max_tokens=8, temperature=0, stream=True, stream_options={"include_usage": True}, **to))
+    chunks = streamed_by(litellm.completion, messages=ASK, max_tokens=8, temperature=0, stream_options={"include_usage": True}, **to)
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text and chunks[-1].usage.completion_tokens == 8
     rebuilt = litellm.stream_chunk_builder(chunks, messages=ASK)
     assert rebuilt.choices[0].message.content == text and rebuilt.choices[0].finish_reason == "length"
@@ -42,7 +51,7 @@ def test_tools(to, how):
     message = litellm.completion(**fields).choices[0].message
     [call] = message.tool_calls
     assert call.function.name == "get_weather" and json.loads(call.function.arguments)["city"] in ("Paris", "Oslo")
-    chunks = list(litellm.completion(stream=True, **fields))
+    chunks = streamed_by(litellm.completion, **fields)
     streamed = litellm.stream_chunk_builder(chunks, messages=ASK).choices[0].message
     [again] = streamed.tool_calls
     assert (again.function.name, again.function.arguments) == (call.function.name, call.function.arguments)
@@ -57,7 +66,7 @@ def test_responses(talker):  # noqa: F811
     says = {"extra_body": {"structured_outputs": {"choice": ["Well.\n" + call_text("get_weather", '{"city": "Oslo"}')]}}}
     got = litellm.responses(input="How is the weather?", tools=[tool], **says, **to)
     assert got.output[0].content[0].text == "Well." and (got.output[1].name, got.output[1].arguments) == ("get_weather", '{"city": "Oslo"}')
-    events = list(litellm.responses(input="How is the weather?", tools=[tool], stream=True, **says, **to))
+    events = streamed_by(litellm.responses, input="How is the weather?", tools=[tool], **says, **to)
     assert events[-1].type == "response.completed" and events[-1].response.output[1].arguments == '{"city": "Oslo"}'
 
 
@@ -68,7 +77,7 @@ def test_messages(talker):  # noqa: F811
     message = litellm.completion(messages=ASK, tools=[WEATHER], **says, **to).choices[0].message
     [call] = message.tool_calls
     assert message.content == "Well." and (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Oslo"})
-    chunks = list(litellm.completion(messages=ASK, tools=[WEATHER], stream=True, **says, **to))
+    chunks = streamed_by(litellm.completion, messages=ASK, tools=[WEATHER], **says, **to)
     [again] = litellm.stream_chunk_builder(chunks, messages=ASK).choices[0].message.tool_calls
     assert (again.function.name, json.loads(again.function.arguments)) == ("get_weather", {"city": "Oslo"})
     history = [*ASK, message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "Rain."}]
@@ -99,7 +108,7 @@ def test_text_completion(to):
     to = {**to, "model": to["model"].replace("openai/", "text-completion-openai/")}
     got = litellm.text_completion(prompt="Once", max_tokens=8, temperature=0, logprobs=1, **to)
     assert got.choices[0].finish_reason == "length" and got.usage.completion_tokens == 8
-    pieces = litellm.text_completion(prompt="Once", max_tokens=8, temperature=0, stream=True, **to)
+    pieces = streamed_by(litellm.text_completion, prompt="Once", max_tokens=8, temperature=0, **to)
     assert "".join(p.choices[0].text or "" for p in pieces if p.choices) == got.choices[0].text
 
 

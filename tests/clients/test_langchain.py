@@ -66,7 +66,7 @@ def test_a_tool_and_its_result(make):
 
 
 def test_a_demanded_call(make):
-    llm = make().bind_tools([get_weather], tool_choice="any")
+    llm = make().bind_tools([get_weather], tool_choice="any", parallel_tool_calls=False)
     [call] = llm.invoke(ASK).tool_calls
     assert call["name"] == "get_weather" and call["args"]["city"] in ("Paris", "Oslo")
 

@@ -84,7 +84,7 @@ def test_messages(talker):  # noqa: F811
     after = litellm.completion(messages=history, tools=[WEATHER], structured_outputs={"choice": ["It rains."]}, **to)
     assert after.choices[0].message.content == "It rains." and after.choices[0].finish_reason == "stop"
     tool = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
-    got = asyncio.run(litellm.anthropic.messages.acreate(messages=ASK, tools=[tool], tool_choice={"type": "any"}, **to))
+    got = asyncio.run(litellm.anthropic.messages.acreate(messages=ASK, tools=[tool], tool_choice={"type": "any", "disable_parallel_tool_use": True}, **to))
     assert got["content"][0]["input"]["city"] in ("Paris", "Oslo") and got["stop_reason"] == "tool_use"
     with pytest.raises(litellm.NotFoundError):
         litellm.completion(messages=ASK, **{**to, "model": "anthropic/nobody"})

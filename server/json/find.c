@@ -51,21 +51,23 @@ static bool skip_value(struct cursor *c)
     return false;
 }
 
-/* At an opening brace: moves to the value of the field. */
+/* At an opening brace: moves to the value of the last field of that name, as far as the text can be read. */
 static bool enter_field(struct cursor *c, const char *name, size_t len)
 {
+    const char *value = NULL;
     if (!skip_char(c, '{')) return false;
     do {
         skip_space(c);
         const char *key = c->p;
-        if (c->p == c->end || *c->p != '"' || !skip_string(c)) return false;
-        bool found = (size_t)(c->p - key) == len + 2 && memcmp(key + 1, name, len) == 0;
-        if (!skip_char(c, ':')) return false;
+        if (c->p == c->end || *c->p != '"' || !skip_string(c)) break;
+        bool named = (size_t)(c->p - key) == len + 2 && memcmp(key + 1, name, len) == 0;
+        if (!skip_char(c, ':')) break;
         skip_space(c);
-        if (found) return true;
-        if (!skip_value(c)) return false;
+        if (named) value = c->p;
+        if (!skip_value(c)) break;
     } while (skip_char(c, ','));
-    return false;
+    if (value) c->p = value;
+    return value != NULL;
 }
 
 static bool copy_string(const char *from, size_t n, char *out, size_t size)

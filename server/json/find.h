@@ -5,10 +5,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* The string at `path`, names of fields joined by dots: "model", "parameters.adapter_id".  The first of equal names
- * counts; names that are written with escapes are not found.  The text need not be valid JSON: whoever parses it says
- * what is wrong.  out: NUL-terminated, unescaped.  @return false where there is no such string, or it is empty, does
- * not fit or contains a NUL. */
+/* The string at `path`, names of fields joined by dots: "model", "parameters.adapter_id".  The last of equal names
+ * counts, as for json.h; names that are written with escapes are not found.  The text need not be valid JSON: whoever
+ * parses it says what is wrong.  out: NUL-terminated, unescaped.  @return false where there is no such string, or it is
+ * empty, does not fit or contains a NUL. */
 bool json_find_string(const char *text, size_t n, const char *path, char *out, size_t size);
 
 #endif

@@ -30,7 +30,12 @@ static void test_finds(void **state)
     assert_string_equal(find("{\"s\":\"\\\"model\\\":\\\"no\\\"\",\"model\":\"yes\"}", "model"), "yes");
     assert_string_equal(find("{\"parameters\":{\"n\":{},\"adapter_id\":\"p\"}}", "parameters.adapter_id"), "p");
     assert_string_equal(find("{\"model\":\"a\\u00e4\\/\"}", "model"), "a\xc3\xa4/");
-    assert_string_equal(find("{\"model\":\"first\",\"model\":\"second\"}", "model"), "first");
+    assert_string_equal(find("{\"model\":\"first\",\"model\":\"second\"}", "model"), "second");
+    assert_string_equal(find("{\"model\":\"first\",\"x\":[\"model\"],\"model\":\"second\",\"y\":{}}", "model"),
+                        "second");
+    assert_string_equal(find("{\"p\":{\"a\":\"1\",\"a\":\"2\"},\"p\":{\"a\":\"3\",\"a\":\"4\"}}", "p.a"), "4");
+    assert_null(find("{\"model\":\"first\",\"model\":null}", "model")); /* it counts, and names none */
+    assert_null(find("{\"p\":{\"a\":\"1\"},\"p\":{}}", "p.a"));
     assert_string_equal(find("{\"model\":\"a\",", "model"), "a"); /* what is wrong is the parser's to say */
 }
 
@@ -85,7 +90,9 @@ static void test_agrees_with_the_parser(void **state)
         const char *found = find(text, "model");
         cJSON *tree = json_parse(text, strlen(text), &e);
         if (!tree) continue;
-        const char *right = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(tree, "model"));
+        struct json_at top = {.obj = tree, .path = "", .e = &e};
+        const char *right = NULL;
+        if (cJSON_IsObject(tree)) json_get_string(&top, "model", &right);
         if (right && !*right) right = NULL;
         if ((right == NULL) != (found == NULL) || (right && strcmp(right, found) != 0))
             fail_msg("%s: %s, not %s", text, found ? found : "none", right ? right : "none");

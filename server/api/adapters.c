@@ -233,10 +233,17 @@ static bool unload(struct app *app, const char *name, struct err *e)
 static void delete_all(struct http_req *req, const char *name, bool openai)
 {
     struct app *app = req->app;
+    struct err e = {0};
+    bool unloaded = unload(app, name, &e);
+    if (!unloaded && e.code == ERR_FULL) {
+        http_set_header(req, "Retry-After", "1");
+        store_request_reply_error(req, openai, 409, "conflict", "%s", e.msg);
+        return;
+    }
+    if (unloaded) log_info("adapter unloaded name=%s", name);
     struct deletion *d = mem_zalloc(sizeof *d);
-    *d = (struct deletion){.app = app, .req = req, .name = mem_strdup(name), .openai = openai};
-    d->unloaded = unload(app, name, &d->e);
-    if (d->unloaded) log_info("adapter unloaded name=%s", name);
+    *d = (struct deletion){
+        .app = app, .req = req, .name = mem_strdup(name), .openai = openai, .unloaded = unloaded, .e = e};
     req->user = d;
     req->on_close = on_deletion_close;
     bridge_work(app->bridge, 0, work_remove, after_remove, d);
@@ -511,7 +518,7 @@ void api_lora_unload(struct http_req *req)
     if (read_body(req, true, "lora_name", NULL, &name, &none, &tree)) {
         struct buf out = {0};
         if (!unload(app, name, &e)) {
-            reply_failed(req, true, 404, NULL, e.msg);
+            reply_failed(req, true, e.code == ERR_FULL ? 409 : 404, NULL, e.msg);
         } else {
             log_info("adapter unloaded name=%s", name);
             buf_printf(&out, "Success: LoRA adapter '%s' removed successfully.", name);

@@ -10,6 +10,7 @@
 #include "engine/serve/engine.h"
 #include "server/api/app.h"
 #include "server/api/model_table.h"
+#include "server/api/models.h"
 #include "server/api/store_request.h"
 #include "server/bridge/bridge.h"
 #include "server/json/json.h"
@@ -123,6 +124,21 @@ static void on_close(struct http_req *req)
     take(t);
 }
 
+/* The model of ?model=, else the default one, else the first that is loaded; NULL: there is none of that name. */
+static struct served_model *chosen(const struct http_req *req, struct err *e)
+{
+    struct app *app = req->app;
+    char name[256] = "";
+    struct served_model *m = app->model;
+    if (query_get(req->query, "model", name, sizeof name) && *name) {
+        if (!(m = model_table_find(app->models, name, NULL))) models_say_unknown(app, name, e);
+        return m;
+    }
+    for (int i = 0; i < model_table_count(app->models) && !m->engine; i++)
+        if (model_table_at(app->models, i)->engine) m = model_table_at(app->models, i);
+    return m;
+}
+
 void api_debug_trace(struct http_req *req)
 {
     struct app *app = req->app;
@@ -132,10 +148,14 @@ void api_debug_trace(struct http_req *req)
         http_reply_error(req, 400, "validation", "%s", e.msg);
         return;
     }
-    struct served_model *m = app->model;
+    struct served_model *m = chosen(req, &e);
+    if (!m) {
+        http_reply_error(req, 404, "not_found", "%s", e.msg);
+        return;
+    }
     if (!model_use(app->models, m)) {
         http_set_header(req, "Retry-After", "1");
-        http_reply_error(req, 503, "loading", "the model is loading");
+        http_reply_error(req, 503, "loading", "the model is not loaded");
         return;
     }
     if (engine_trace_start(m->engine, EVENTS_MAX, &e)) {

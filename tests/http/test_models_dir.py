@@ -176,6 +176,12 @@ def test_load_and_unload(start, folder):
         assert answer.status_code == 200 and answer.json() == {"success": True, "model": "gamma", "state": "loaded"}
         assert loaded(s) == ["gamma"]
         assert s.post("/models/load", {"model": "gamma"}).status_code == 200
+        for query in ("?model=gamma", ""):  # without a name: the one that is loaded, as the default one is not
+            trace = s.post("/debug/trace" + query, None)
+            assert trace.status_code == 200 and trace.json()["otherData"]["model"] == "gamma"
+        assert s.post("/debug/trace?model=alpha", None).status_code == 503
+        unknown = s.post("/debug/trace?model=delta", None)
+        assert unknown.status_code == 404 and "delta" in unknown.json()["error"]
         assert s.post("/models/unload", {"model": "gamma"}).status_code == 200
         wait_for(lambda: states(s)["gamma"] == "unloaded", what="gamma unloaded")
         assert s.post("/models/unload", {"model": "gamma"}).json()["state"] == "unloaded"

@@ -230,7 +230,7 @@ void model_release(struct model_table *t, struct served_model *m)
     CHECK(m->users > 0);
     m->users--;
     m->last_used = clock_now();
-    if (!m->users && (t->n_waits || t->with.idle > 0 || m->yields || t->closed)) kick(t);
+    if (t->n_waits || (!m->users && (t->with.idle > 0 || m->yields || t->closed))) kick(t);
 }
 
 void model_hold(struct served_model *m)
@@ -471,6 +471,25 @@ static bool fits(const struct model_table *t, const struct served_model *m)
     return room && (!t->with.max || loaded_count(t) < t->with.max);
 }
 
+/* A job, an evaluation or hold.c keeps it loaded, for as long as that lasts. */
+static bool is_kept(const struct served_model *m)
+{
+    return m->state == MODEL_LOADED && (m->holds || bridge_held(m->bridge) != HOLD_NONE);
+}
+
+/* Whether it would fit if all models that can be unloaded were. */
+static bool may_fit(const struct model_table *t, const struct served_model *m)
+{
+    size_t bytes = m->need;
+    int n = 1;
+    for (size_t i = 0; i < t->n; i++) {
+        if (!is_kept(t->v[i])) continue;
+        bytes += t->v[i]->bytes;
+        n++;
+    }
+    return (!t->with.memory || bytes <= t->with.memory) && (!t->with.max || n <= t->with.max);
+}
+
 static struct served_model *least_recent(const struct model_table *t)
 {
     struct served_model *found = NULL;
@@ -491,7 +510,7 @@ static struct served_model *next_to_yield(const struct model_table *t)
     struct served_model *found = NULL;
     for (size_t i = 0; i < t->n; i++) {
         struct served_model *m = t->v[i];
-        bool may = m->state == MODEL_LOADED && !m->holds && bridge_held(m->bridge) == HOLD_NONE;
+        bool may = m->state == MODEL_LOADED && !is_kept(m);
         if (may && (!found || m->loaded_at < found->loaded_at)) found = m;
     }
     return found;
@@ -502,8 +521,8 @@ static void sooner(uint64_t *due, uint64_t at)
     if (at && (!*due || at < *due)) *due = at;
 }
 
-/* For the oldest wait whose model is not loaded: begins an operation, or makes a model yield. */
-static void make_room(struct model_table *t, struct served_model *wanted, uint64_t now, uint64_t *due)
+/* For the oldest wait whose model may get room: begins an operation, or makes a model yield. */
+static void make_room(struct model_table *t, uint64_t now, uint64_t *due)
 {
     struct served_model *m = least_recent(t);
     if (m) {
@@ -512,7 +531,7 @@ static void make_room(struct model_table *t, struct served_model *wanted, uint64
     }
     bool yielding = false;
     for (size_t i = 0; i < t->n; i++) yielding = yielding || t->v[i]->yields;
-    if (!yielding && (m = next_to_yield(t)) && m != wanted) {
+    if (!yielding && (m = next_to_yield(t))) {
         if (now >= share_end(m))
             m->yields = yielding = true;
         else
@@ -538,14 +557,18 @@ static void serve_waits(struct model_table *t, uint64_t now, uint64_t *due)
         } else if (fits(t, m)) {
             m->state = MODEL_LOADING;
             begin(t, OP_LOAD, m);
+        } else if (!may_fit(t, m)) {
+            continue; /* unloading others would not help it: the next one is served as if it were the first */
         } else if (first) {
-            make_room(t, m, now, due);
+            make_room(t, now, due);
         }
         first = false;
     }
-    if (needs || t->op) return;
-    for (size_t i = 0; i < t->n; i++) /* nobody waits for their room any more */
-        if (t->v[i]->yields) t->v[i]->yields = false, kick(t);
+    if (t->op) return;
+    for (size_t i = 0; i < t->n; i++) { /* nobody waits for their room any more, or they cannot give it */
+        struct served_model *m = t->v[i];
+        if (m->yields && (!needs || is_kept(m))) m->yields = false, kick(t);
+    }
 }
 
 static void unload_idle(struct model_table *t, uint64_t now, uint64_t *due)
@@ -618,11 +641,6 @@ static void on_timer(uv_timer_t *timer)
 static void kick(struct model_table *t)
 {
     if (!t->ending) uv_timer_start(&t->timer, on_timer, 0, 0);
-}
-
-void model_table_kick(struct model_table *t)
-{
-    kick(t);
 }
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */

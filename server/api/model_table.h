@@ -101,8 +101,6 @@ void model_hold(struct served_model *);
 void model_unhold(struct served_model *);
 /* Unloads it now.  @return 0, ERR_FULL while it is used, ERR_NOT_FOUND when it is not loaded. */
 int model_unload(struct model_table *, struct served_model *, struct err *e);
-/* Looks again what can be done: a setting or a model was added. */
-void model_table_kick(struct model_table *);
 
 /* ---- all loaded models together ---------------------------------------------------------------------------------- */
 

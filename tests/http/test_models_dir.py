@@ -209,6 +209,29 @@ def test_waiting_has_a_bound(start, folder, size):
                  what="beta served")
 
 
+def test_a_wait_that_cannot_be_served_costs_nobody_anything(start, folder):
+    """alpha is paused; an evaluation waits for a model that does not fit beside it.  No other model is unloaded for that wait,
+    and those that come later get their room."""
+    large = ROOT / "models/demo"
+    with start("--models", f"large={large}", *SMALL, model=None) as s:
+        assert s.post("/models/load", {"model": "large"}).status_code == 200
+        most = 1.3 * s.metric("tandem_models_memory_bytes")  # two of the others fit into that
+    with start("--models-dir", folder, "--models", f"large={large}", "--models-memory", int(most), "--models-max", "2", *SMALL,
+               model=None) as s:
+        assert s.post("/pause?model=alpha", None).status_code == 200
+        complete(s, "beta")
+        assert loaded(s) == ["alpha", "beta"]
+        evaluation = s.post("/evaluate", {"model": "large", "dataset": {"rows": [{"prompt": PROMPT, "completion": " a"}]}}).json()["id"]
+        wait_for(lambda: s.metric("tandem_model_requests_waiting") == 1, what="the evaluation waits")
+        for _ in range(3):
+            complete(s, "beta")
+        assert s.metric("tandem_model_loads_total", model="beta") == 1, "nothing was unloaded in vain"
+        assert complete(s, "gamma")[1] == "gamma" and loaded(s) == ["alpha", "gamma"], "beta made room"
+        assert s.get(f"/evaluate/{evaluation}").json()["status"] == "running"
+        assert s.post("/resume?model=alpha", None).status_code == 200
+        wait_for(lambda: s.get(f"/evaluate/{evaluation}").json()["status"] == "succeeded", what="the evaluation")
+
+
 def test_client_leaves_while_its_model_waits(start, folder):
     with start("--models-dir", folder, "--models-max", "1", *SMALL, model=None) as s:
         answer = s.post("/train", {**training.request(max_steps=100000), "base": "alpha"})

@@ -45,6 +45,7 @@ struct model_table {
     /* the operation in progress, and what its thread reads and writes */
     enum operation op;
     uv_thread_t thread;
+    bool threaded; /* it was started */
     uv_async_t over;
     struct model_loading loading;
     struct engine_memory estimate;
@@ -284,7 +285,14 @@ static void begin(struct model_table *t, enum operation op, struct served_model 
     t->op = op;
     t->began = clock_now();
     if (op != OP_UNLOAD) t->loading = (struct model_loading){.model = m};
-    CHECK(uv_thread_create(&t->thread, operate, t) == 0);
+    int rc = uv_thread_create(&t->thread, operate, t);
+    t->threaded = rc == 0;
+    if (t->threaded) return;
+    if (op == OP_UNLOAD)
+        engine_close(t->loading.engine); /* here, as it must be */
+    else
+        err_set(&t->loading.e, ERR_NOMEM, "no thread to load it: %s; see ulimit -u and pids.max", uv_strerror(rc));
+    uv_async_send(&t->over);
 }
 
 static void set_failed(struct model_table *t, struct served_model *m, const struct err *e)
@@ -412,7 +420,7 @@ static void on_over(uv_async_t *h)
     struct model_table *t = h->data;
     enum operation op = t->op;
     if (op == OP_NONE) return;
-    uv_thread_join(&t->thread);
+    if (t->threaded) uv_thread_join(&t->thread);
     t->op = OP_NONE;
     struct served_model *m = t->loading.model;
     if (op == OP_ESTIMATE)

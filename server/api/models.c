@@ -126,14 +126,12 @@ static void put_string(struct buf *out, const char *name, const char *value)
 }
 
 /* A model, or (adapter not NULL) an adapter of it.  vLLM's tools use root as the model's path. */
-static void put_model(struct buf *out, const struct app *app, const struct served_model *m, const char *name,
-                      bool adapter)
+static void put_model(struct buf *out, const struct served_model *m, const char *name, bool adapter)
 {
-    const char *where = m->where ? m->where : app->set->model;
     buf_str(out, out->data[out->len - 1] == '[' ? "{\"id\":" : ",{\"id\":");
     json_put_string(out, name, strlen(name));
     buf_printf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"tandem\"", (long long)m->ready_time);
-    put_string(out, "root", adapter ? name : where);
+    put_string(out, "root", adapter ? name : m->where);
     put_string(out, "parent", adapter ? m->name : NULL);
     put_string(out, "kind", m->kind);
     put_string(out, "state", model_state_names[m->state]);
@@ -150,20 +148,20 @@ static void put_model(struct buf *out, const struct app *app, const struct serve
 static void put_models(struct buf *out, const struct app *app, const struct served_model *m)
 {
     if (!m->name) return;
-    put_model(out, app, m, m->name, false);
+    put_model(out, m, m->name, false);
     for (const char *at = app->set->served_model_name + strcspn(app->set->served_model_name, ",");
          *at && m == app->model;) {
         size_t len = strcspn(++at, ",");
         char *name = mem_strndup(at, len);
-        if (len) put_model(out, app, m, name, false);
+        if (len) put_model(out, m, name, false);
         free(name);
         at += len;
     }
     int n = 0;
     struct adapter_info *v = m->engine ? adapters_of(m, &n) : NULL;
-    for (int i = 0; i < n; i++) put_model(out, app, m, v[i].name, true);
+    for (int i = 0; i < n; i++) put_model(out, m, v[i].name, true);
     free(v);
-    for (size_t i = 0; i < m->n_adapters && !m->engine; i++) put_model(out, app, m, m->adapters[i].name, true);
+    for (size_t i = 0; i < m->n_adapters && !m->engine; i++) put_model(out, m, m->adapters[i].name, true);
 }
 
 static void reply(struct http_req *req, struct buf *out)
@@ -196,7 +194,7 @@ void api_models_get(struct http_req *req)
     bool own = m && (adapter || strcmp(m->name, name) == 0 || models_is_served(app->set, name));
     if (own) { /* not a name that only --accept-any-model would accept */
         buf_char(&out, '[');
-        put_model(&out, app, m, name, adapter);
+        put_model(&out, m, name, adapter);
         http_reply(req, 200, "application/json", out.data + 1, out.len - 1);
         buf_free(&out);
         return;

@@ -91,6 +91,22 @@ int kv_dir_secret(const char *path, unsigned char secret[KV_SECRET_BYTES], struc
 
 /* ---- a folder ---- */
 
+/* The lock file says which process holds it. */
+static bool is_ours(int lock)
+{
+    char text[24] = "";
+    ssize_t n = pread(lock, text, sizeof text - 1, 0);
+    return n > 0 && strtol(text, NULL, 10) == (long)getpid();
+}
+
+static void sign(int lock)
+{
+    char text[24];
+    int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
+    if (ftruncate(lock, 0) || pwrite(lock, text, (size_t)n, 0) != n)
+        log_warn("kv-disk: its lock does not say whose it is");
+}
+
 int kv_folder_open(struct kv_folder *f, const char *dir, const char *name, struct err *e)
 {
     *f = (struct kv_folder){NULL, -1, -1, -1};
@@ -110,10 +126,16 @@ int kv_folder_open(struct kv_folder *f, const char *dir, const char *name, struc
         goto fail;
     }
     if (flock(f->lock, LOCK_EX | LOCK_NB)) {
+        bool ours = is_ours(f->lock);
         err_set(e, ERR_FULL,
-                "--kv-disk: %s is used by another tandem with the same model: give each a directory of its own", dir);
+                ours ? "--kv-disk: %s is used for another model of this server with the same files: load one "
+                       "of the two at a time, or name it once"
+                     : "--kv-disk: %s is used by another tandem with the same model: give each a directory "
+                       "of its own",
+                dir);
         goto fail;
     }
+    sign(f->lock);
     if ((f->index = open_own(at, "index", O_RDWR | O_CREAT)) < 0)
         failed(e, f->path, "index");
     else if ((f->pages = open_own(at, "pages", O_RDWR | O_CREAT)) < 0)

@@ -137,6 +137,12 @@ static void test_lock(void **state)
     struct err e = {0};
     assert_null(kv_store_open(&c, &e));
     assert_int_equal(e.code, ERR_FULL);
+    assert_non_null(strstr(e.msg, "another model of this server"));
+    char *lock = path_of(0, "lock");
+    FILE *f = fopen(lock, "w"); /* as if it were another process's */
+    assert_true(f && fputs("1\n", f) >= 0 && fclose(f) == 0);
+    assert_null(kv_store_open(&c, &e));
+    assert_non_null(strstr(e.msg, "another tandem"));
     assert_true(put(s, 1, 0) && put(other, 2, 0));
     assert_false(has(other, 1, 0)); /* of another model */
     kv_store_close(s);

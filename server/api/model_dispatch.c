@@ -111,7 +111,7 @@ static void run(struct http_req *req, void (*handler)(struct http_req *), struct
     p->handler = handler;
     req->user = p;
     req->on_close = on_close;
-    if (model_wait_for(app->models, m, &p->wait, true, on_loaded, p)) return;
+    if (model_wait_for(app->models, m, &p->wait, req, on_loaded, p)) return;
     req->user = NULL;
     req->on_close = NULL;
     admission_reply_full(req);

@@ -91,7 +91,7 @@ void api_models_load(struct http_req *req)
     l->req = req;
     req->user = l;
     req->on_close = on_close;
-    if (model_wait_for(app->models, m, &l->wait, true, on_loaded, l)) return;
+    if (model_wait_for(app->models, m, &l->wait, req, on_loaded, l)) return;
     req->on_close = NULL;
     admission_reply_full(req);
 }

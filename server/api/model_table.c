@@ -6,12 +6,14 @@
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "server/access/admission.h"
+#include "server/access/client.h"
 #include "server/api/app.h"
 #include "server/api/models.h"
 #include "server/bridge/bridge.h"
 #include "server/bridge/grammar_cache.h"
 #include "server/config/settings.h"
 #include "server/memory/reservation.h"
+#include "server/net/http.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -204,13 +206,28 @@ void model_use_again(struct served_model *m)
     m->users++;
 }
 
-bool model_wait_for(struct model_table *t, struct served_model *m, struct model_wait *w, bool bounded,
+/* All requests of the background have half of the places.  A client has at most as many as are left: one alone about
+ * half, two a third each; so there is always one for who comes next. */
+static bool has_place(const struct model_table *t, const struct model_wait *one)
+{
+    int most = t->with.max_waiting, same = 0;
+    for (const struct model_wait *w = t->waits.next; w != &t->waits; w = w->next)
+        same += w->background == one->background && (w->background || w->client == one->client);
+    if (t->n_waits >= most) return false;
+    return one->background ? same < (most + 1) / 2 : same <= most - t->n_waits;
+}
+
+bool model_wait_for(struct model_table *t, struct served_model *m, struct model_wait *w, const struct http_req *req,
                     model_wait_fn *fn, void *arg)
 {
-    if (t->draining || (bounded && t->n_waits >= t->with.max_waiting)) return false;
     uint64_t now = clock_now();
     *w = (struct model_wait){.model = m, .since = now, .fn = fn, .arg = arg};
-    if (bounded) w->until = now + (uint64_t)(t->with.longest_wait * 1e9);
+    if (req) {
+        w->until = now + (uint64_t)(t->with.longest_wait * 1e9);
+        w->client = client_id(req);
+        w->background = req->background;
+    }
+    if (t->draining || (req && !has_place(t, w))) return false;
     w->next = &t->waits;
     w->prev = t->waits.prev;
     w->prev->next = w->next->prev = w;

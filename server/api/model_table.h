@@ -78,6 +78,8 @@ struct model_wait {
     struct model_wait *next, *prev; /* NULL: it does not wait */
     struct served_model *model;
     uint64_t since, until; /* until 0: it waits as long as it takes */
+    uint64_t client;       /* of a request; 0: it is for none */
+    bool background;
     model_wait_fn *fn;
     void *arg;
 };
@@ -85,9 +87,9 @@ struct model_wait {
 /* @return true: it is loaded, and stays so until model_release. */
 bool model_use(struct model_table *, struct served_model *);
 /* Waits until it may be used, and loads it where that is needed.  fn may not be called before this returns.
- * @return false: too many wait. */
-bool model_wait_for(struct model_table *, struct served_model *, struct model_wait *, bool bounded, model_wait_fn *,
-                    void *arg);
+ * req: for whom, which bounds the wait; NULL: it waits as long as it takes.  @return false: too many wait. */
+bool model_wait_for(struct model_table *, struct served_model *, struct model_wait *, const struct http_req *req,
+                    model_wait_fn *, void *arg);
 void model_wait_cancel(struct model_table *,
                        struct model_wait *); /* fn is not called; one that does not wait is fine */
 /* Keeps it loaded if it is, and does not load it. */

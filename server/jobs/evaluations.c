@@ -291,7 +291,7 @@ static void begin(struct current *c)
         on_model(c, &e);
     } else if (model_use(app->models, c->served)) {
         on_model(c, &e);
-    } else if (!model_wait_for(app->models, c->served, &c->wait, false, on_model, c)) {
+    } else if (!model_wait_for(app->models, c->served, &c->wait, NULL, on_model, c)) {
         e.code = ERR_LOST;
         on_model(c, &e);
     }

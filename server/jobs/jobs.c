@@ -297,7 +297,7 @@ static void begin_run(struct run *r)
         wait_again(r, &r->served->failure, true); /* for others; this job has not tried */
     } else if (model_use(app->models, r->served)) {
         on_base(r, &e);
-    } else if (!model_wait_for(app->models, r->served, &r->wait, false, on_base, r)) {
+    } else if (!model_wait_for(app->models, r->served, &r->wait, NULL, on_base, r)) {
         e.code = ERR_LOST;
         on_base(r, &e);
     }

@@ -1,6 +1,7 @@
 """Several models in one daemon: loaded on demand within a budget, unloaded again, each request answered by the model that it
 names. The models are copies of one with another rope_theta each, so they are of one size and say different things."""
 import contextlib
+import http.client
 import json
 import signal
 import sqlite3
@@ -207,6 +208,47 @@ def test_waiting_has_a_bound(start, folder, size):
         training.wait_over(s, job)
         wait_for(lambda: s.post("/v1/completions", {"model": "beta", "prompt": PROMPT, "max_tokens": 4}).status_code == 200,
                  what="beta served")
+
+
+def test_places_of_those_that_wait(start, folder):
+    """Neither one client nor a batch takes all places of --max-queue from the others."""
+    with start("--models-dir", folder, "--models-max", "1", "--max-queue", "4", *SMALL, model=None) as s:
+        assert s.post("/pause?model=alpha", None).status_code == 200  # no other gets its room
+        body = json.dumps({"model": "beta", "prompt": PROMPT, "max_tokens": 4})
+        port = int(s.url.rpartition(":")[2])
+
+        def waiting(n):
+            wait_for(lambda: s.metric("tandem_model_requests_waiting") == n, what=f"{n} wait")
+
+        def send(address):
+            c = http.client.HTTPConnection("127.0.0.1", port, timeout=300, source_address=(address, 0))
+            c.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+            return c
+
+        held = []
+        for n in (1, 2, 3):
+            held.append(send("127.0.0.1"))
+            waiting(n)
+        assert send("127.0.0.1").getresponse().status == 429, "the last place is for others"
+        held.append(send("127.0.0.2"))
+        waiting(4)
+        assert send("127.0.0.3").getresponse().status == 429
+        for c in held:
+            c.close()
+        waiting(0)
+        lines = "".join(json.dumps({"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": json.loads(body)}) + "\n"
+                        for i in range(6))
+        file = requests.post(s.url + "/v1/files", files={"file": ("lines.jsonl", lines)}, data={"purpose": "batch"}, timeout=300).json()
+        batch = s.post("/v1/batches", {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}).json()
+        waiting(2)
+        one = send("127.0.0.1")
+        waiting(3)
+        two = send("127.0.0.2")
+        waiting(4)
+        assert s.post("/resume?model=alpha", None).status_code == 200
+        assert one.getresponse().status == two.getresponse().status == 200
+        done = wait_for(lambda: (b := s.get(f"/v1/batches/{batch['id']}").json())["status"] == "completed" and b, what="the batch")
+        assert done["request_counts"] == {"total": 6, "completed": 6, "failed": 0}
 
 
 def test_a_wait_that_cannot_be_served_costs_nobody_anything(start, folder):

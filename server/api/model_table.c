@@ -341,13 +341,36 @@ static size_t bytes_of(const struct settings *set, const struct engine_info *i)
     return i->device_base > set->gpu_memory_bytes ? i->device_base : set->gpu_memory_bytes;
 }
 
+/* The names of --model are known once it is loaded: they must be nobody else's. */
+static int check_names(const struct model_table *t, struct served_model *m, const struct engine_info *i, struct err *e)
+{
+    const char *names = t->with.app->set->served_model_name;
+    if (m->name) return 0;
+    if (!*names) names = i->model_id;
+    for (const char *at = names; *at && !e->code;) {
+        size_t n = strcspn(at, ",");
+        char *name = mem_strndup(at, n);
+        if (model_table_named(t, name))
+            err_set(
+                e, ERR_INVALID,
+                "--model and one of --models or --models-dir are both named %.100s: choose another name for that of "
+                "--model with --served-model-name",
+                name);
+        free(name);
+        at += n + (at[n] == ',');
+    }
+    /* by the name of its folder it is found too, unless that is another one's */
+    if (!e->code && model_table_named(t, i->model_id)) m->id = mem_strndup(names, strcspn(names, ","));
+    return e->code;
+}
+
 int model_table_adopt(struct model_table *t, struct model_loading *l, struct err *e)
 {
     struct app *app = t->with.app;
     struct served_model *m = l->model;
     const struct engine_info *i = engine_info(l->engine);
     size_t bytes = bytes_of(app->set, i);
-    if (too_large(t, m, bytes, e)) return e->code;
+    if (too_large(t, m, bytes, e) || check_names(t, m, i, e)) return e->code;
     struct bridge *b = bridge_open_beside(app->bridge);
     if (bridge_start(b, l->engine, app->set->max_queue + app->set->max_seqs, e)) {
         bridge_release_engine(b);

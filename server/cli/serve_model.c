@@ -77,17 +77,25 @@ static bool is_model(const char *path, const char *file, size_t *name)
     return there;
 }
 
+static bool is_same_file(const char *a, const char *b)
+{
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* All but that of --model. */
 static int add_folder(struct app *app, struct err *e)
 {
     struct dirent **v = NULL;
     const char *root = app->set->models_dir;
+    const char *first = settings_given(app->set, "model") ? app->set->model : "";
     if (!*root) return 0;
     int n = scandir(root, &v, NULL, by_name);
     if (n < 0) return err_set(e, ERR_NOT_FOUND, "--models-dir: %.200s is no directory that can be read", root);
     for (int i = 0; i < n; i++) {
         char *path = file_join(root, v[i]->d_name);
         size_t len;
-        if (v[i]->d_name[0] != '.' && is_model(path, v[i]->d_name, &len)) {
+        if (v[i]->d_name[0] != '.' && is_model(path, v[i]->d_name, &len) && !is_same_file(path, first)) {
             char *name = mem_strndup(v[i]->d_name, len);
             if (!is_name(name, len))
                 log_warn(

@@ -326,6 +326,19 @@ def test_default_model_beside_others(start, folder, size, tmp_path):
         assert complete(s, None) == (size[1]["alpha"], "main"), "it is loaded again"
 
 
+def test_default_model_is_one_of_the_folder(start, folder, size, tmp_path):
+    """It is listed once; and where its name is another one's, the start says what to do."""
+    with start("--models-dir", folder, *SMALL, model=folder / "alpha") as s:
+        assert [m["id"] for m in s.get("/v1/models").json()["data"]] == ["alpha", "beta", "gamma"]
+        assert states(s) == {"alpha": "loaded", "beta": "unloaded", "gamma": "unloaded"}
+        assert complete(s, None) == (size[1]["alpha"], "alpha")
+    make_model(tmp_path / "alpha", THETA["gamma"])
+    with pytest.raises(AssertionError, match="are both named alpha"):
+        start("--models-dir", folder, *SMALL, model=tmp_path / "alpha")
+    with start("--models-dir", folder, "--served-model-name", "mine", *SMALL, model=tmp_path / "alpha") as s:
+        assert complete(s, "mine")[0] == size[1]["gamma"] and complete(s, "alpha")[0] == size[1]["alpha"]
+
+
 def test_job_of_another_model(start, folder, tmp_path):
     """A job names its base, goes on after kill -9, and its adapter is one of that model, also when the model was unloaded."""
     flags = ("--models-dir", folder, "--models-max", "1", "--data-dir", tmp_path / "data", *SMALL)

@@ -216,13 +216,22 @@ static void after_load(uv_work_t *w, int status)
 static void work_nothing(uv_work_t *w)
 {
     struct server *s = w->data;
+    crash_thread_begin();
     jobs_list_uploads(s->app.jobs);
+    find_model(s); /* no model, but a draft of the default one */
 }
 
 static void after_nothing(uv_work_t *w, int status)
 {
     struct server *s = w->data;
     (void)status;
+    hub_close(&s->hub);
+    if (s->first.e.code) {
+        log_error("the server could not be started: %s", s->first.e.msg);
+        s->status = 1;
+        stop_now(s);
+        return;
+    }
     set_ready(s);
     announce(s);
 }

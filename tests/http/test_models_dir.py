@@ -326,6 +326,17 @@ def test_default_model_beside_others(start, folder, size, tmp_path):
         assert complete(s, None) == (size[1]["alpha"], "main"), "it is loaded again"
 
 
+def test_draft_of_the_default_model(start, folder, size, tmp_path):
+    """--draft-model is found without --model too, and is the default model's."""
+    flags = ("--models-dir", folder, "--speculate", "on", *SMALL)
+    with start(*flags, "--draft-model", folder / "beta", model=None) as s:
+        assert complete(s, "alpha")[0] == size[1]["alpha"] and complete(s, "gamma")[0] == size[1]["gamma"]
+        assert s.get("/info?model=alpha").json()["draft"]["parameters"] > 0
+        assert "draft" not in s.get("/info?model=gamma").json()
+    with pytest.raises(AssertionError, match="draft-model: "):
+        start(*flags, "--draft-model", "Nobody/Nothing", model=None, env={**ENV, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)})
+
+
 def test_default_model_is_one_of_the_folder(start, folder, size, tmp_path):
     """It is listed once; and where its name is another one's, the start says what to do."""
     with start("--models-dir", folder, *SMALL, model=folder / "alpha") as s:

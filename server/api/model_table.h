@@ -9,8 +9,9 @@
  * new requests for it wait, and it is unloaded when those in progress have ended.  So every model gets its turn, and a
  * load is worth its time.
  *
- * Estimating, loading and unloading run on a thread of the table's own, one at a time.  All else: loop thread, unless
- * stated otherwise. */
+ * Estimating, loading and unloading run on a thread of the table's own, one at a time; finding a model, which may
+ * download it, on one of its own beside that: until then it is "loading".  All else: loop thread, unless stated
+ * otherwise. */
 #ifndef TANDEM_SERVER_API_MODEL_TABLE_H
 #define TANDEM_SERVER_API_MODEL_TABLE_H
 
@@ -41,7 +42,9 @@ struct model_table_config {
     int max;                   /* loaded at once; 0: no limit */
     double idle, longest_wait; /* seconds; idle 0: never */
     int max_waiting;
-    /* Any thread; they change only the chat format, the tokenizer's description and the directory of the model. */
+    /* @return where the model is, owned by the caller, or NULL and *e.  Any thread; may take hours: it downloads. */
+    char *(*find)(struct app *, const struct served_model *, struct err *e);
+    /* Any thread; they change only the chat format and the tokenizer's description of the model. */
     void (*estimate)(struct app *, struct served_model *, struct engine_memory *, struct err *);
     void (*load)(struct app *, struct model_loading *);
     void (*watch)(struct app *, const struct engine *, bool opened); /* it was opened, or is about to be closed */

@@ -513,6 +513,7 @@ static void open_models(struct server *s)
         .idle = set->model_idle,
         .longest_wait = set->model_wait,
         .max_waiting = set->max_queue,
+        .find = serve_model_find,
         .estimate = serve_model_estimate,
         .load = serve_model_load,
         .watch = watch_engine,

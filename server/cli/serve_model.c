@@ -4,6 +4,7 @@
 #include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/model/options.h"
 #include "server/api/adapter_dir.h"
 #include "server/api/app.h"
 #include "server/api/model_table.h"
@@ -143,23 +144,25 @@ static struct settings settings_of(const struct app *app, const struct served_mo
     return s;
 }
 
-/* Finds where the model is, once; downloads it where it is a name of the hub. */
-static int find_dir(struct app *app, struct served_model *m, const struct hub *hub, struct err *e)
+char *serve_model_find(struct app *app, const struct served_model *m, struct err *e)
 {
-    struct hub models = *hub;
+    struct hub hub;
     struct hub_found f = {0};
-    if (m->dir) return 0;
-    if (m->main) {
-        m->dir = mem_strdup(settings_model_dir(app->set));
-        return 0;
-    }
-    models.wants = HUB_MODEL;
-    models.stop = &app->stopping;
-    if (hub_resolve(&models, m->where, &f, e)) return e->code;
-    m->dir = f.path;
-    f.path = NULL;
+    struct hub_printer printer = {0};
+    if (m->main) return mem_strdup(settings_model_dir(app->set));
+    hub_open(&hub);
+    hub.wants = HUB_MODEL;
+    hub.stop = &app->stopping;
+    hub.check = model_worth_loading;
+    hub.report = hub_print_progress;
+    hub.report_arg = &printer;
+    char *dir = hub_resolve(&hub, m->where, &f, e) ? NULL : f.path;
+    hub_print_end(&printer);
+    if (dir && f.name) log_info("model found on the hub: model=%s repository=%s", m->name, f.name);
+    if (dir) f.path = NULL;
     hub_found_free(&f);
-    return 0;
+    hub_close(&hub);
+    return dir;
 }
 
 static struct engine_config engine_config_of(const struct app *app, const struct settings *s)
@@ -175,11 +178,6 @@ static struct engine_config engine_config_of(const struct app *app, const struct
 
 void serve_model_estimate(struct app *app, struct served_model *m, struct engine_memory *out, struct err *e)
 {
-    struct hub hub;
-    hub_open(&hub);
-    int rc = find_dir(app, m, &hub, e);
-    hub_close(&hub);
-    if (rc) return;
     const struct settings s = settings_of(app, m);
     const struct engine_config c = engine_config_of(app, &s);
     engine_estimate(&c, out, e);
@@ -275,7 +273,7 @@ void serve_model_load_first(struct app *app, struct model_loading *l, const stru
     struct served_model *m = l->model;
     struct choice choice = {app, m};
     uint64_t start = clock_now();
-    if (find_dir(app, m, hub, &l->e)) return;
+    if (!m->dir) m->dir = mem_strdup(settings_model_dir(app->set)); /* of --model: found before */
     const struct settings s = settings_of(app, m);
     const struct engine_config c = engine_config_of(app, &s);
     if (chat_open(&m->chat, &s, &l->e)) return;

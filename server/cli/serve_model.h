@@ -15,6 +15,7 @@ struct settings;
 int serve_models_add(struct app *, struct err *e);
 
 /* model_table_config's. */
+char *serve_model_find(struct app *, const struct served_model *, struct err *e);
 void serve_model_estimate(struct app *, struct served_model *, struct engine_memory *, struct err *e);
 void serve_model_load(struct app *, struct model_loading *);
 

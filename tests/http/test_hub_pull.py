@@ -692,3 +692,36 @@ def test_rows_of_a_data_set(run, hub, tmp_path):
                               ("hf:Org/Rows:test.jsonl", offline, "no file is called test.jsonl"), ("hf:Org/Rows:../x", env, "is no file of a repository")]:
         got = run(*small, name, env=where)
         assert got.returncode == 1 and says in got.stderr.decode(), (name, got.stderr)
+
+
+def test_a_download_holds_up_no_other_model(start, hub, home):
+    """With --models: others are loaded meanwhile; a model that could not be loaded is not downloaded; and the end does not wait."""
+    bad = json.loads(DEMO["config.json"])
+    hub.repos["Org/Bad"] = Repo({**DEMO, "config.json": json.dumps({**bad, "hidden_size": -5}).encode()})
+    hub.slow = 2
+    with start("--models", f"near={MODEL},far=Org/Demo,bad=Org/Bad,split=Org/Split", model=None,
+               env=environment(hub, home, HF_HUB_DOWNLOAD_TIMEOUT="60")) as s, ThreadPoolExecutor(2) as pool:
+        def ask(model):
+            return s.post("/v1/completions", {"model": model, "prompt": "Once", "max_tokens": 4})
+
+        def state(model):
+            return s.get("/v1/models/" + model).json()["state"]
+
+        far = pool.submit(ask, "far")
+        assert hub.sending.wait(300)
+        assert state("far") == "loading"
+        assert ask("near").status_code == 200 and not far.done()
+        assert s.post("/models/unload", {"model": "near"}).status_code == 200
+        hub.slow = 0
+        assert far.result().status_code == 200 and state("far") == "loaded"
+        n = len(hub.storage_requests)
+        refused = ask("bad")
+        assert refused.status_code == 503 and "hidden_size" in refused.json()["error"]["message"]
+        assert len(hub.storage_requests) == n, "its weights were not asked for"
+        hub.slow = 2
+        hub.sending.clear()
+        split = pool.submit(ask, "split")
+        assert hub.sending.wait(300)
+        s.process.send_signal(signal.SIGTERM)
+        assert split.result().status_code == 503
+        hub.slow = 0

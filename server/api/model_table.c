@@ -8,6 +8,7 @@
 #include "server/access/admission.h"
 #include "server/access/client.h"
 #include "server/api/app.h"
+#include "server/api/model_finder.h"
 #include "server/api/models.h"
 #include "server/bridge/bridge.h"
 #include "server/bridge/grammar_cache.h"
@@ -22,7 +23,6 @@
 #include <uv.h>
 
 #define SECOND UINT64_C(1000000000)
-#define NO_THREAD "no thread to load it: %s; see ulimit -u and pids.max"
 
 enum {
     BACK_OFF_MAX = 60, /* seconds after a failed load, doubled with each from 1 on */
@@ -37,16 +37,6 @@ enum {
 enum operation { OP_NONE, OP_ESTIMATE, OP_LOAD, OP_UNLOAD };
 
 const char *const model_state_names[MODEL_STATES] = {"unloaded", "loading", "loaded", "unloading", "failed"};
-
-/* A thread that finds where a model is, which may be a download of hours: beside the operations. */
-struct finder {
-    struct model_table *table;
-    struct served_model *model;
-    uv_thread_t thread;
-    uv_async_t over;
-    char *dir; /* owned */
-    struct err e;
-};
 
 struct model_table {
     struct model_table_config with;
@@ -319,7 +309,7 @@ static void begin(struct model_table *t, enum operation op, struct served_model 
     if (op == OP_UNLOAD)
         engine_close(t->loading.engine); /* here, as it must be */
     else
-        err_set(&t->loading.e, ERR_NOMEM, NO_THREAD, uv_strerror(rc));
+        err_set(&t->loading.e, ERR_NOMEM, MODEL_NO_THREAD, uv_strerror(rc));
     uv_async_send(&t->over);
 }
 
@@ -334,53 +324,27 @@ static void set_failed(struct model_table *t, struct served_model *m, const stru
     log_warn("model not loaded: model=%s retry_s=%d error=\"%s\"", m->name, m->back_off, e->msg);
 }
 
-static void find(void *arg)
+static void on_found(void *arg, struct served_model *m, char *dir, const struct err *e)
 {
-    struct finder *f = arg;
-    crash_thread_begin();
-    f->dir = f->table->with.find(f->table->with.app, f->model, &f->e);
-    crash_thread_end();
-    uv_async_send(&f->over);
-}
-
-static void on_finder_closed(uv_handle_t *h)
-{
-    struct finder *f = h->data;
-    f->table->handles--;
-    kick(f->table);
-    free(f->dir);
-    free(f);
-}
-
-static void end_find(struct finder *f)
-{
-    struct served_model *m = f->model;
+    struct model_table *t = arg;
     m->state = MODEL_UNLOADED;
-    m->dir = f->dir;
-    f->dir = NULL;
-    if (!m->dir && !f->table->draining) set_failed(f->table, m, &f->e);
-    uv_close((uv_handle_t *)&f->over, on_finder_closed);
+    m->dir = dir;
+    if (!dir && !t->draining) set_failed(t, m, e);
+    kick(t);
 }
 
-static void on_found(uv_async_t *h)
+static void on_finder_closed(void *arg)
 {
-    struct finder *f = h->data;
-    uv_thread_join(&f->thread);
-    end_find(f);
+    struct model_table *t = arg;
+    t->handles--;
+    kick(t);
 }
 
 static void begin_find(struct model_table *t, struct served_model *m)
 {
-    struct finder *f = mem_zalloc(sizeof *f);
-    *f = (struct finder){.table = t, .model = m};
-    CHECK(uv_async_init(t->with.app->loop, &f->over, on_found) == 0);
-    f->over.data = f;
     t->handles++;
     m->state = MODEL_LOADING;
-    int rc = uv_thread_create(&f->thread, find, f);
-    if (!rc) return;
-    err_set(&f->e, ERR_NOMEM, NO_THREAD, uv_strerror(rc));
-    end_find(f);
+    model_finder_begin(t->with.app, m, t->with.find, on_found, on_finder_closed, t);
 }
 
 static int too_large(const struct model_table *t, const struct served_model *m, size_t bytes, struct err *e)
@@ -653,7 +617,7 @@ static void serve_waits(struct model_table *t, uint64_t now, uint64_t *due)
     bool first = true, needs = false;
     for (struct model_wait *w = t->waits.next; w != &t->waits && !t->op; w = w->next) {
         struct served_model *m = w->model;
-        if (m->state != MODEL_UNLOADED && m->state != MODEL_FAILED) continue;
+        if ((m->state != MODEL_UNLOADED && m->state != MODEL_FAILED) || is_resting(m, now)) continue;
         struct err e = {0};
         if (!m->dir) {
             begin_find(t, m);

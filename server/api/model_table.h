@@ -15,6 +15,7 @@
 #ifndef TANDEM_SERVER_API_MODEL_TABLE_H
 #define TANDEM_SERVER_API_MODEL_TABLE_H
 
+#include "server/api/model_finder.h"
 #include "server/api/served_model.h"
 
 #include "engine/base/err.h"
@@ -42,8 +43,7 @@ struct model_table_config {
     int max;                   /* loaded at once; 0: no limit */
     double idle, longest_wait; /* seconds; idle 0: never */
     int max_waiting;
-    /* @return where the model is, owned by the caller, or NULL and *e.  Any thread; may take hours: it downloads. */
-    char *(*find)(struct app *, const struct served_model *, struct err *e);
+    model_find_fn *find;
     /* Any thread; they change only the chat format and the tokenizer's description of the model. */
     void (*estimate)(struct app *, struct served_model *, struct engine_memory *, struct err *);
     void (*load)(struct app *, struct model_loading *);

@@ -71,7 +71,7 @@ static bool write_at(int fd, const void *a, size_t na, const void *b, size_t nb,
         at += (size_t)put;
         for (size_t left = (size_t)put; i < 2; i++) {
             size_t n = left < v[i].iov_len ? left : v[i].iov_len;
-            v[i].iov_base = (char *)v[i].iov_base + n;
+            if (n) v[i].iov_base = (char *)v[i].iov_base + n;
             v[i].iov_len -= n;
             left -= n;
             if (v[i].iov_len) break;

@@ -534,7 +534,7 @@ static void test_opening(void **state)
     struct rig r;
     rig_open(&r, c);
     assert_null(engine_open(&c, &e));
-    assert_non_null(strstr(e.msg, "another tandem"));
+    assert_non_null(strstr(e.msg, "another model of this server"));
     c.max_seqs = 4;
     rig_close(&r);
     c.kv_disk = "/proc/none";

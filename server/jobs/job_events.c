@@ -269,7 +269,7 @@ static void on_settle(struct store_work *work, struct db *db)
         return;
     }
     if (w->state == JOB_SUCCEEDED || w->state == JOB_CANCELLED) job_data_remove(db->dir, w->run->id);
-    if (w->state == JOB_CANCELLED) data_remove(w->run->dir);
+    if (w->state == JOB_CANCELLED && w->run->dir) data_remove(w->run->dir); /* NULL: it still waited for its base */
     job_sweep_checkpoints(db);
 }
 

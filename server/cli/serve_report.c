@@ -147,9 +147,8 @@ void serve_report_log(const struct app *app, const char *url)
     log_number(&l, "weight_bytes", (long long)i->weight_bytes);
     log_number(&l, "kv_bytes", (long long)i->kv_bytes);
     if (i->draft_model) log_text(&l, "draft_model", i->draft_model);
-    if (i->draft_model)
-        log_number(&l, "draft_bytes",
-                   (long long)(i->draft_weight_bytes + i->draft_kv_bytes + i->draft_workspace_bytes));
+    size_t draft = i->draft_weight_bytes + i->draft_kv_bytes + i->draft_workspace_bytes;
+    if (i->draft_model) log_number(&l, "draft_bytes", (long long)draft);
     if (i->device_budget) log_number(&l, "workspace_bytes", (long long)i->workspace_bytes);
     if (i->device_budget) log_number(&l, "device_budget_bytes", (long long)i->device_budget);
     if (*i->device_note) log_text(&l, "no_gpu", i->device_note);

@@ -394,6 +394,7 @@ int model_table_adopt(struct model_table *t, struct model_loading *l, struct err
     struct served_model *m = l->model;
     const struct engine_info *i = engine_info(l->engine);
     size_t bytes = bytes_of(app->set, i);
+    e->code = 0; /* what was tried and went well in the end may have left one */
     if (too_large(t, m, bytes, e) || check_names(t, m, i, e)) return e->code;
     struct bridge *b = bridge_open_beside(app->bridge);
     if (bridge_start(b, l->engine, app->set->max_queue + app->set->max_seqs, e)) {

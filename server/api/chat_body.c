@@ -111,3 +111,8 @@ void chat_body_put_tool(struct buf *out, bool first, const char *name, const cha
     put_text(out, description ? description : "");
     buf_str(out, ",\"parameters\":");
 }
+
+bool chat_tool_deferred(const cJSON *tool)
+{
+    return cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(tool, "defer_loading"));
+}

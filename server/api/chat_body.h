@@ -36,4 +36,7 @@ void chat_body_put_tool(struct buf *out, bool first, const char *name, const cha
 /* A member that is a text, or NULL. */
 const char *chat_body_text_of(const cJSON *object, const char *name);
 
+/* Whether the prompt shows the tool only where a search has found it (defer_loading). */
+bool chat_tool_deferred(const cJSON *tool);
+
 #endif

@@ -2,6 +2,7 @@
 
 #include "engine/base/log.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "server/api/chat_body.h"
 #include "server/api/openai_params.h"
 #include "server/config/settings.h"
 #include "server/json/json.h"
@@ -156,21 +157,16 @@ int chat_render_input(const struct chat_format *c, struct chat_input *in, size_t
     return rc;
 }
 
-static bool is_deferred(const cJSON *tool)
-{
-    return cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(tool, "defer_loading"));
-}
-
 /* The tools that the prompt shows: those of defer_loading are told of where a search found them (messages_params.c).
  * @return NULL: all; else a list that refers to them. */
 static cJSON *shown_tools(const cJSON *tools)
 {
     const cJSON *t = tools ? tools->child : NULL;
-    while (t && !is_deferred(t)) t = t->next;
+    while (t && !chat_tool_deferred(t)) t = t->next;
     if (!t) return NULL;
     cJSON *shown = cJSON_CreateArray();
     for (cJSON *i = tools->child; i; i = i->next)
-        if (!is_deferred(i)) cJSON_AddItemReferenceToArray(shown, i);
+        if (!chat_tool_deferred(i)) cJSON_AddItemReferenceToArray(shown, i);
     return shown;
 }
 
@@ -309,7 +305,7 @@ static cJSON *describe_calls(const struct openai_params *p, const struct output_
         const cJSON *function = cJSON_GetObjectItemCaseSensitive(tool, "function");
         const cJSON *parameters = cJSON_GetObjectItemCaseSensitive(function, "parameters");
         const char *name = string_of(function, "name");
-        if (demanded && (p->tool_name ? strcmp(name, p->tool_name) != 0 : is_deferred(tool))) continue;
+        if (demanded && (p->tool_name ? strcmp(name, p->tool_name) != 0 : chat_tool_deferred(tool))) continue;
         cJSON *item = cJSON_CreateObject();
         cJSON_AddStringToObject(item, "name", name);
         if (!demanded && !format_of(function))

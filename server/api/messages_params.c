@@ -90,11 +90,6 @@ static bool refuse_type(struct conversion *c, struct place at, const char *type)
 }
 
 /* A tool that the prompt does not show before a tool_reference names it. */
-static bool is_deferred(const cJSON *tool)
-{
-    return cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(tool, "defer_loading"));
-}
-
 /* What a tool is, as the templates show those at the front. */
 static void add_definition(struct conversion *c, const cJSON *tool, const cJSON *schema)
 {
@@ -120,7 +115,7 @@ static void add_reference(struct conversion *c, const char *name)
         const char *known = text_of(t, "name");
         if (!known || strcmp(known, name) != 0) continue;
         const cJSON *schema = cJSON_GetObjectItemCaseSensitive(t, "input_schema");
-        if (!is_deferred(t) || !cJSON_IsObject(schema) || cJSON_GetObjectItemCaseSensitive(t, "told")) break;
+        if (!chat_tool_deferred(t) || !cJSON_IsObject(schema) || cJSON_GetObjectItemCaseSensitive(t, "told")) break;
         add_definition(c, t, schema);
         cJSON_AddTrueToObject(t, "told");
         return;
@@ -146,7 +141,7 @@ static bool add_change(struct conversion *c, const cJSON *block, struct place at
     return true;
 }
 
-/* A block of a tool's result.  What is no text is told of: were it refused, so would be every later request of the
+/* A block of a tool's result.  What is not text becomes a note: were it refused, so would be every later request of the
  * conversation, and the user has not chosen what a tool gives. */
 static void add_result_block(struct conversion *c, const cJSON *block, const char *type)
 {
@@ -312,7 +307,7 @@ static bool add_tool(struct conversion *c, const cJSON *tool, int i)
     if (!cJSON_GetObjectItemCaseSensitive(schema, "type")) cJSON_AddStringToObject(schema, "type", "object");
     chat_body_put_tool(c->out, i == 0, name, about);
     put_value(c->out, schema);
-    buf_str(c->out, is_deferred(tool) ? "},\"defer_loading\":true}" : "}}");
+    buf_str(c->out, chat_tool_deferred(tool) ? "},\"defer_loading\":true}" : "}}");
     return true;
 }
 

@@ -1,8 +1,9 @@
 /* The check of a request's key (auth.h), on its head alone.
  *
  * A key comes as `Authorization: Bearer KEY` (OpenAI's and Hugging Face's clients, the console) or as `X-Api-Key: KEY`;
- * never in the path, which is logged.  A wrong key and a revoked one get the same answer, which does not reveal that a
- * leaked key was once valid.  Paths that do not exist require a key like all others. */
+ * never in the path, which is logged.  Tinker's client takes only keys that begin with "tml-", and sends tml-KEY.  A
+ * wrong key and a revoked one get the same answer, which does not reveal that a leaked key was once valid.  Paths that
+ * do not exist require a key like all others. */
 #include "server/access/auth.h"
 
 #include "engine/base/clock.h"
@@ -26,6 +27,7 @@ static const char *presented(const struct http_req *req)
     } else {
         text = http_header(req, "X-Api-Key");
     }
+    if (text && strncmp(text, "tml-tdm_", 8) == 0) text += 4;
     return text && *text ? text : NULL;
 }
 

@@ -23,6 +23,7 @@ struct served_model;
 struct settings;
 struct sse_hub;
 struct store;
+struct tinker;
 struct uv_loop_s;
 struct watchdog;
 
@@ -42,6 +43,7 @@ struct app {
     struct jobs *jobs;
     struct batches *batches;
     struct evaluations *evaluations;
+    struct tinker *tinker;
     struct watchdog *watchdog;
     struct metrics metrics;
     struct credentials credentials;

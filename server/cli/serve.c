@@ -46,6 +46,7 @@
 #include "server/ops/socket_activation.h"
 #include "server/ops/watchdog.h"
 #include "server/store/store.h"
+#include "server/tinker/tinker.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -131,6 +132,7 @@ static void set_state(struct server *s, enum serving_state state)
     if (state == SERVING_DRAINING) {
         atomic_store(&s->app.stopping, true);
         model_table_drain(s->app.models);
+        tinker_drain(s->app.tinker);
     }
     admission_state(s->app.admission, state);
     admission_state(s->app.background, state);
@@ -289,6 +291,12 @@ static void on_batches_stopped(void *arg)
     evaluations_stop(s->app.evaluations, on_evaluations_stopped, s);
 }
 
+static void on_tinker_closed(void *arg)
+{
+    struct server *s = arg;
+    batches_stop(s->app.batches, on_batches_stopped, s);
+}
+
 /* The trainer, or preparing its data, does not stop in time.  Nothing is lost: everything acknowledged is committed,
  * and the job continues at the next start as after a crash. */
 static void on_stop_timeout(uv_timer_t *t)
@@ -308,7 +316,7 @@ static void close_rest(void *arg)
     signal(SIGALRM, SIG_DFL);
     alarm(STOP_MS / 1000 + 1);
     uv_timer_start(&s->drain_timer, on_stop_timeout, STOP_MS, 0);
-    batches_stop(s->app.batches, on_batches_stopped, s);
+    tinker_close(s->app.tinker, on_tinker_closed, s);
 }
 
 static void stop_now(struct server *s)
@@ -559,6 +567,7 @@ static int serve(struct server *s)
     s->app.jobs = jobs_open(&s->app);
     s->app.batches = batches_open(&s->app);
     s->app.evaluations = evaluations_open(&s->app);
+    s->app.tinker = tinker_open(&s->app);
     s->app.sse = sse_hub_open(&s->loop, s->app.set->sse_keepalive);
     s->app.watchdog = watchdog_open(&s->loop, s->app.set->step_timeout);
     char url[SERVE_URL];

@@ -6,6 +6,7 @@
 #include "server/console/console.h"
 #include "server/jobs/routes.h"
 #include "server/ops/routes.h"
+#include "server/tinker/tinker.h"
 
 #define TRAIN_BODY ((size_t)32 * 1024 * 1024) /* may contain inline data */
 #define NAME_BODY ((size_t)BODY_INLINE)       /* a name and a path: read on the loop */
@@ -94,5 +95,17 @@ const struct http_route serve_routes[] = {
     {HTTP_M_GET, "/v1/batches", api_batches_list, 0, .role = ROUTE_TRAIN},
     {HTTP_M_GET, "/v1/batches/{id}", api_batches_get, 0, .role = ROUTE_TRAIN},
     {HTTP_M_POST, "/v1/batches/{id}/cancel", api_batches_cancel, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/api/v1/healthz", api_tinker_healthz, OPEN_BODY, .role = ROUTE_OPEN},
+    {HTTP_M_POST, "/api/v1/client/config", api_tinker_config, NAME_BODY, .role = ROUTE_USER},
+    {HTTP_M_POST, "/api/v1/client/dynamic_config", api_tinker_dynamic_config, NAME_BODY, .role = ROUTE_USER},
+    {HTTP_M_GET, "/api/v1/get_server_capabilities", api_tinker_capabilities, 0, .role = ROUTE_USER},
+    {HTTP_M_POST, "/api/v1/telemetry", api_tinker_telemetry, 0, .role = ROUTE_USER},
+    {HTTP_M_POST, "/api/v1/create_session", api_tinker_session_create, NAME_BODY, .role = ROUTE_USER},
+    {HTTP_M_POST, "/api/v1/session_heartbeat", api_tinker_session_heartbeat, NAME_BODY, .role = ROUTE_USER},
+    {HTTP_M_POST, "/api/v1/sessions/{id}/finish", api_tinker_session_finish, NAME_BODY, .role = ROUTE_USER},
+    {HTTP_M_POST, "/api/v1/create_sampling_session", api_tinker_sampler_create, NAME_BODY, .role = ROUTE_USER},
+    {HTTP_M_GET, "/api/v1/samplers/{id}", api_tinker_sampler_get, 0, .role = ROUTE_USER},
+    {HTTP_M_POST, "/api/v1/asample", api_tinker_asample, 0, .role = ROUTE_USER},
+    {HTTP_M_POST, "/api/v1/retrieve_future", api_tinker_retrieve, NAME_BODY, .role = ROUTE_USER},
 };
 const int serve_n_routes = sizeof serve_routes / sizeof *serve_routes;

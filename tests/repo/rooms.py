@@ -16,11 +16,12 @@ BASE = "engine/base/"
 
 # A row is a folder without those below it, or one file that stands higher than its folder.
 ROOMS = {
-    "server/cli": Room("ops jobs api hub bridge access console schema net store json metrics memory config "
+    "server/cli": Room("ops jobs tinker api hub bridge access console schema net store json metrics memory config "
                        "engine/bench/bench.h engine/bench/eval.h engine/bench/training.h engine/eval/evaluation.h engine/serve/engine.h engine/serve/device_turn.h engine/train/train.h "
                        "engine/train/offline.h engine/train/bottleneck.h engine/train/tfevents.h engine/train/board.h engine/data/sources.h engine/model/options.h engine/model/quantize.h engine/model/merge.h engine/template/chat_template.h "
                        "engine/tokenizer/tokenizer.h " + BASE, "uv cjson openssl"),
     "server/ops": Room("jobs api hub bridge access console net store json metrics memory config engine/serve/engine.h " + BASE, "uv"),
+    "server/tinker": Room("api bridge access net json metrics memory engine/serve/engine.h " + BASE, "cjson uv"),
     "server/jobs": Room("api hub bridge access net store json metrics memory config engine/serve/engine.h engine/train/train.h "
                         "engine/train/tfevents.h engine/train/board.h engine/train/bottleneck.h engine/data/dataset.h engine/eval/evaluation.h " + BASE, "uv"),
     "server/api": Room("hub bridge access schema net store json metrics memory config engine/serve/engine.h "

@@ -1,0 +1,96 @@
+/* What the files of this room share: `struct tinker`, of which a daemon has one.  Loop thread. */
+#ifndef TANDEM_SERVER_TINKER_STATE_H
+#define TANDEM_SERVER_TINKER_STATE_H
+
+#include "engine/base/buf.h"
+#include "engine/base/err.h"
+#include "server/json/json.h"
+#include "server/memory/reservation.h"
+#include "server/tinker/handles.h"
+#include "server/tinker/tinker.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <uv.h>
+
+struct http_req;
+struct sampling;
+struct served_model;
+
+enum {
+    SESSIONS_MAX = 1024,
+    SAMPLERS_MAX = 16384,
+    FUTURES_MAX = 8192,
+    HELD_SECONDS = 40,     /* that a call for a future is held open; the client gives up at 45 */
+    SILENT_SECONDS = 300,  /* without a heartbeat: the client is gone */
+    FETCHED_SECONDS = 120, /* that a result stays after it was sent, for a client that lost the answer */
+};
+
+struct session {
+    struct handle handle; /* first */
+    uint64_t seen;        /* clock_now() of the last call of its client */
+};
+
+/* A model to sample from; it belongs to a session. */
+struct sampler {
+    struct handle handle; /* first */
+    struct session *session;
+    struct served_model *model; /* the table's, for ever */
+};
+
+/* A call for a future that is held open; of its exchange's memory. */
+struct held_call {
+    struct held_call *next, **link; /* link NULL: it was answered */
+    struct http_req *req;
+    uint64_t until;
+};
+
+struct future {
+    struct handle handle; /* first */
+    struct sampler *sampler;
+    int64_t seq;               /* the number that its client gave the request */
+    struct sampling *sampling; /* that computes it; NULL: it is done */
+    struct held_call *held;
+    uint64_t fetched; /* clock_now() of the last answer with the result; 0: none */
+    bool failed;
+    struct buf answer; /* protobuf; failed: JSON */
+    struct reservation memory;
+};
+
+struct tinker {
+    struct app *app;
+    uv_timer_t tick; /* every second while there is a session */
+    bool stopping;
+    struct handles sessions, samplers, futures;
+    struct sampling *first, **last; /* those that have sequences to submit, in order of arrival */
+    int flying;                     /* sequences that the engines have */
+    void (*closed)(void *);
+    void *closed_arg;
+};
+
+/* tinker.c */
+struct tinker *tinker_of(const struct http_req *);
+/* @return the body's object, to be freed with json_free; NULL with an answer. */
+cJSON *tinker_body(struct http_req *);
+/* Answers 422 with e's message, or what memory asks for. */
+void tinker_refuse(struct http_req *, const struct err *e);
+/* The session of that id, which counts as alive; NULL with a 404. */
+struct session *tinker_session(struct http_req *, const char *id);
+
+/* futures.c */
+struct future *future_new(struct tinker *, struct sampler *, int64_t seq); /* NULL: there are too many */
+/* The request of this number that came before; NULL. */
+struct future *future_of(const struct tinker *, const struct sampler *, int64_t seq);
+/* answer is filled: answers the calls that are held. */
+void future_done(struct future *);
+/* category: "user", "server". */
+void future_failed(struct future *, const char *category, const char *msg);
+void future_free(struct tinker *, struct future *); /* calls that are held are answered 410 */
+void futures_tick(struct tinker *, uint64_t now);
+
+/* asample.c */
+void sampling_pump(struct tinker *);
+void sampling_cancel(struct sampling *); /* its future stays as it is, and is not told */
+
+#endif

@@ -1,0 +1,298 @@
+/* Sessions, samplers, and what the client asks before it begins. */
+#include "server/tinker/tinker.h"
+
+#include "engine/base/clock.h"
+#include "engine/base/mem.h"
+#include "server/access/admission.h"
+#include "server/access/client.h"
+#include "server/api/app.h"
+#include "server/api/model_table.h"
+#include "server/api/request_body.h"
+#include "server/api/served_model.h"
+#include "server/net/http.h"
+#include "server/tinker/state.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct tinker *tinker_of(const struct http_req *req)
+{
+    return ((const struct app *)req->app)->tinker;
+}
+
+void tinker_refuse(struct http_req *req, const struct err *e)
+{
+    if (body_reply_memory(req->app, req, e)) return;
+    metrics_reject(&((struct app *)req->app)->metrics, REJECT_VALIDATION);
+    http_reply_error(req, 422, "validation", "%s", e->msg);
+}
+
+cJSON *tinker_body(struct http_req *req)
+{
+    struct err e = {0};
+    cJSON *tree = json_parse_body(req->body_len ? req->body : "", req->body_len, &e);
+    if (tree && !cJSON_IsObject(tree)) {
+        err_set(&e, ERR_INVALID, "the body must be a JSON object");
+        json_free(tree);
+        tree = NULL;
+    }
+    if (!tree) tinker_refuse(req, &e);
+    return tree;
+}
+
+static void reply(struct http_req *req, const char *json)
+{
+    http_reply(req, 200, "application/json", json, strlen(json));
+}
+
+/* ---- sessions ------------------------------------------------------------------------------------------------------ */
+
+static void sampler_free(struct tinker *t, struct sampler *s)
+{
+    for (size_t i = 0; i < t->futures.n; i++) {
+        struct future *f = (struct future *)t->futures.v[i];
+        if (f && f->sampler == s) future_free(t, f);
+    }
+    handles_remove(&t->samplers, &s->handle);
+    free(s);
+}
+
+static void session_free(struct tinker *t, struct session *s)
+{
+    for (size_t i = 0; i < t->samplers.n; i++) {
+        struct sampler *sampler = (struct sampler *)t->samplers.v[i];
+        if (sampler && sampler->session == s) sampler_free(t, sampler);
+    }
+    handles_remove(&t->sessions, &s->handle);
+    free(s);
+    if (!t->sessions.used) uv_timer_stop(&t->tick);
+}
+
+/* Heartbeats are what keeps a session: what a client left behind that was killed is freed without them. */
+static void on_tick(uv_timer_t *timer)
+{
+    struct tinker *t = timer->data;
+    uint64_t now = clock_now();
+    futures_tick(t, now);
+    sampling_pump(t);
+    for (size_t i = 0; i < t->sessions.n; i++) {
+        struct session *s = (struct session *)t->sessions.v[i];
+        if (s && now - s->seen > SILENT_SECONDS * 1000000000ull) session_free(t, s);
+    }
+}
+
+struct session *tinker_session(struct http_req *req, const char *id)
+{
+    struct session *s = (struct session *)handles_find(&tinker_of(req)->sessions, id, client_id(req));
+    if (s)
+        s->seen = clock_now();
+    else
+        http_reply_error(req, 404, "not_found", "`session_id`: there is no such session");
+    return s;
+}
+
+void api_tinker_session_create(struct http_req *req)
+{
+    struct tinker *t = tinker_of(req);
+    struct buf b = {0};
+    if (admission_refuses(req, NULL)) return;
+    cJSON *tree = tinker_body(req);
+    if (!tree) return;
+    json_free(tree);
+    struct session *s = mem_zalloc(sizeof *s);
+    s->seen = clock_now();
+    if (!handles_add(&t->sessions, &s->handle, client_id(req), SESSIONS_MAX)) {
+        free(s);
+        http_set_header(req, "Retry-After", "10");
+        http_reply_error(req, 429, "overloaded", "there are %d sessions; each ends %d s after its last heartbeat",
+                         SESSIONS_MAX, SILENT_SECONDS);
+        return;
+    }
+    uv_timer_start(&t->tick, on_tick, 1000, 1000);
+    buf_printf(&b, "{\"type\":\"create_session\",\"session_id\":\"%s\"}", s->handle.id);
+    reply(req, b.data);
+    buf_free(&b);
+}
+
+/* @return the session that the body names; NULL with an answer. */
+static struct session *named_session(struct http_req *req)
+{
+    struct err e = {0};
+    const char *id = NULL;
+    cJSON *tree = tinker_body(req);
+    if (!tree) return NULL;
+    struct json_at at = {tree, "", &e};
+    json_get_string(&at, "session_id", &id);
+    if (e.code) tinker_refuse(req, &e);
+    struct session *s = e.code ? NULL : tinker_session(req, id);
+    json_free(tree);
+    return s;
+}
+
+void api_tinker_session_heartbeat(struct http_req *req)
+{
+    if (named_session(req)) reply(req, "{\"type\":\"session_heartbeat\"}");
+}
+
+void api_tinker_session_finish(struct http_req *req)
+{
+    struct session *s = tinker_session(req, req->param);
+    if (!s) return;
+    session_free(tinker_of(req), s);
+    reply(req, "{}");
+}
+
+/* ---- samplers ------------------------------------------------------------------------------------------------------ */
+
+static void put_name(struct buf *b, const struct served_model *m)
+{
+    const char *name = m->name ? m->name : "";
+    json_put_string(b, name, strlen(name));
+}
+
+/* @return the model to sample from; NULL with an answer. */
+static struct served_model *model_of(struct http_req *req, struct json_at *at)
+{
+    const char *base = NULL, *path = NULL;
+    json_get_string(at, "base_model", &base);
+    json_get_string(at, "model_path", &path);
+    struct served_model *m = base ? model_table_named(((struct app *)req->app)->models, base) : NULL;
+    if (at->e->code)
+        tinker_refuse(req, at->e);
+    else if (path)
+        http_reply_error(req, 404, "not_found", "`model_path`: there are no saved weights of that path");
+    else if (!base)
+        http_reply_error(req, 422, "validation", "`base_model` or `model_path` is needed");
+    else if (!m)
+        http_reply_error(req, 404, "not_found", "`base_model`: there is no model %.200s here", base);
+    else if (m->kind && strcmp(m->kind, "generate"))
+        http_reply_error(req, 422, "validation", "`base_model`: %.200s gives no text", base);
+    else
+        return m;
+    return NULL;
+}
+
+void api_tinker_sampler_create(struct http_req *req)
+{
+    struct tinker *t = tinker_of(req);
+    struct err e = {0};
+    struct buf b = {0};
+    const char *id = NULL;
+    if (admission_refuses(req, NULL)) return;
+    cJSON *tree = tinker_body(req);
+    if (!tree) return;
+    struct json_at at = {tree, "", &e};
+    json_get_string(&at, "session_id", &id);
+    struct served_model *m = model_of(req, &at);
+    struct session *session = m ? tinker_session(req, id) : NULL;
+    json_free(tree);
+    if (!session) return;
+    struct sampler *s = mem_zalloc(sizeof *s);
+    *s = (struct sampler){.session = session, .model = m};
+    if (!handles_add(&t->samplers, &s->handle, session->handle.client, SAMPLERS_MAX)) {
+        free(s);
+        http_set_header(req, "Retry-After", "10");
+        http_reply_error(req, 429, "overloaded", "there are %d sampling sessions", SAMPLERS_MAX);
+        return;
+    }
+    buf_printf(&b, "{\"type\":\"create_sampling_session\",\"sampling_session_id\":\"%s\"}", s->handle.id);
+    reply(req, b.data);
+    buf_free(&b);
+}
+
+void api_tinker_sampler_get(struct http_req *req)
+{
+    const struct sampler *s = (struct sampler *)handles_find(&tinker_of(req)->samplers, req->param, client_id(req));
+    struct buf b = {0};
+    if (!s) {
+        http_reply_error(req, 404, "not_found", "there is no such sampling session");
+        return;
+    }
+    buf_printf(&b, "{\"sampler_id\":\"%s\",\"base_model\":", s->handle.id);
+    put_name(&b, s->model);
+    buf_char(&b, '}');
+    reply(req, b.data);
+    buf_free(&b);
+}
+
+/* ---- what the client asks before it begins --------------------------------------------------------------------------- */
+
+void api_tinker_healthz(struct http_req *req)
+{
+    reply(req, "{\"status\":\"ok\"}");
+}
+
+/* Flags that are not here have their defaults, which ask for nothing that is not here. */
+void api_tinker_config(struct http_req *req)
+{
+    reply(req, "{\"pjwt_auth_enabled\":false,\"proto_compress_fwdbwd\":false,\"custom_loss_server_side\":false}");
+}
+
+void api_tinker_dynamic_config(struct http_req *req)
+{
+    reply(req, "{\"refresh_interval_sec\":300,\"sample_cancel_enabled\":false}");
+}
+
+/* Nothing is kept of it. */
+void api_tinker_telemetry(struct http_req *req)
+{
+    reply(req, "{\"status\":\"accepted\"}");
+}
+
+void api_tinker_capabilities(struct http_req *req)
+{
+    const struct app *app = req->app;
+    struct buf b = {0};
+    if (admission_refuses(req, NULL)) return;
+    buf_str(&b, "{\"supported_models\":[");
+    for (int i = 0, n = 0; i < model_table_count(app->models); i++) {
+        const struct served_model *m = model_table_at(app->models, i);
+        if (m->kind && strcmp(m->kind, "generate")) continue;
+        buf_str(&b, n++ ? ",{\"model_name\":" : "{\"model_name\":");
+        put_name(&b, m);
+        if (m->max_total_tokens) buf_printf(&b, ",\"max_context_length\":%d", m->max_total_tokens);
+        buf_str(&b, ",\"trainable\":false,\"sampleable\":true}");
+    }
+    buf_str(&b, "]}");
+    reply(req, b.data);
+    buf_free(&b);
+}
+
+/* ---- opening and closing --------------------------------------------------------------------------------------------- */
+
+struct tinker *tinker_open(struct app *app)
+{
+    struct tinker *t = mem_zalloc(sizeof *t);
+    t->app = app;
+    t->last = &t->first;
+    uv_timer_init(app->loop, &t->tick);
+    t->tick.data = t;
+    return t;
+}
+
+void tinker_drain(struct tinker *t)
+{
+    t->stopping = true;
+    futures_tick(t, clock_now());
+}
+
+static void on_timer_closed(uv_handle_t *timer)
+{
+    struct tinker *t = timer->data;
+    void (*closed)(void *) = t->closed;
+    void *arg = t->closed_arg;
+    free(t);
+    closed(arg);
+}
+
+void tinker_close(struct tinker *t, void (*done)(void *), void *arg)
+{
+    for (size_t i = 0; i < t->sessions.n; i++)
+        if (t->sessions.v[i]) session_free(t, (struct session *)t->sessions.v[i]);
+    handles_free(&t->sessions);
+    handles_free(&t->samplers);
+    handles_free(&t->futures);
+    t->closed = done;
+    t->closed_arg = arg;
+    uv_close((uv_handle_t *)&t->tick, on_timer_closed);
+}

@@ -107,6 +107,15 @@ static int max_rank(const struct adapter *a)
     return r;
 }
 
+int adapters_check_new(struct adapters *s, const char *name, struct err *e)
+{
+    if (check_name(name, e)) return e->code;
+    pthread_mutex_lock(&s->lock);
+    int rc = check_room(s, name, e);
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
 int adapters_read(struct adapters *s, const char *name, const char *dir, const struct model_config *c,
                   struct adapter **out, struct err *e)
 {

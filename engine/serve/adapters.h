@@ -34,6 +34,8 @@ void adapters_init(struct adapters *, int max, int max_rank);
 /* After the last reference of a request was released. */
 void adapters_close(struct adapters *, struct dev *);
 
+/* Checks that `name` is valid and the table has room. */
+int adapters_check_new(struct adapters *, const char *name, struct err *e);
 /* Checks that `name` is valid and the table has room, and reads the adapter to *out; its rank is within the limit. */
 int adapters_read(struct adapters *, const char *name, const char *dir, const struct model_config *,
                   struct adapter **out, struct err *e);

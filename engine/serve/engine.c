@@ -276,6 +276,12 @@ int engine_train_plan(struct engine *g, const struct train_job *job, struct trai
     return train_plan_job(job, &g->s.model, g->gate, plan, e);
 }
 
+int engine_trainer_call(struct engine *g, engine_trainer_fn *fn, void *arg, struct err *e)
+{
+    int rc = model_config_generates(&g->s.model.c, e);
+    return rc ? rc : trainer_call(&g->training, fn, arg, e);
+}
+
 void engine_train_command(struct engine *g, enum train_command c)
 {
     trainer_command(&g->training, c);

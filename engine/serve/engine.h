@@ -343,6 +343,14 @@ int engine_check_draft(const struct engine *, const char *dir, struct err *e);
 int engine_make_draft(const char *model, const char *out, int layers, struct err *e);
 /* Plans the job without running it: its steps and memory.  A pool thread, at any time. */
 int engine_train_plan(struct engine *, const struct train_job *, struct train_plan *, struct err *e);
+/* Runs fn(arg) on a thread that may use the device by the gate: in order, and not while a job runs.  For tuners
+ * (tuner.h).  Any thread; engine_close waits until all have run. */
+struct model;
+typedef void engine_trainer_fn(void *arg, struct model *, struct scheduler_gate *);
+int engine_trainer_call(struct engine *, engine_trainer_fn *, void *arg, struct err *e);
+/* Within such a call: makes what the tuner has learnt the adapter of that name, without a file. */
+struct tuner;
+int engine_tuner_publish(struct engine *, struct tuner *, const char *name, struct err *e);
 /* Ignored when no job runs. */
 void engine_train_command(struct engine *, enum train_command);
 

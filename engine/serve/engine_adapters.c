@@ -1,6 +1,7 @@
 /* Adapters by name: read on the caller's thread, uploaded to the device by the engine thread between two steps. */
 #include "engine/serve/engine_state.h"
 #include "engine/serve/kv_tier.h"
+#include "engine/train/tuner.h"
 
 /* the engine thread, which owns the device */
 void engine_adapter_publish(struct engine *g, struct adapter_load *l)
@@ -62,6 +63,18 @@ int engine_adapter_load(struct engine *g, const char *name, const char *dir, uin
     adapter_free(l.adapter);
     count_loading(g, -1);
     if (version) *version = l.version;
+    if (l.e.code) *e = l.e;
+    return l.e.code;
+}
+
+int engine_tuner_publish(struct engine *g, struct tuner *t, const char *name, struct err *e)
+{
+    struct adapter_load l = {.name = name};
+    if (adapters_check_new(&g->adapters, name, e) || !(l.adapter = tuner_adapter(t, e))) return e->code;
+    count_loading(g, 1);
+    kv_tier_content(g, l.adapter);
+    load_wait(g, &l);
+    count_loading(g, -1);
     if (l.e.code) *e = l.e;
     return l.e.code;
 }

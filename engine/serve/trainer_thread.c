@@ -1,9 +1,11 @@
 #include "engine/serve/trainer_thread.h"
 
 #include "engine/base/log.h"
+#include "engine/base/mem.h"
 #include "engine/model/open.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* After this event the owner may start the next job, so nothing of this one may be accessed afterwards. */
@@ -46,6 +48,7 @@ static void on_event(void *arg, const struct train_event *ev)
     train_event_fn *fn = t->fn;
     void *fn_arg = t->arg;
     close_train(t);
+    pthread_mutex_unlock(&t->turn);
     pthread_mutex_lock(&t->lock);
     t->state = TRAINER_ENDED;
     pthread_mutex_unlock(&t->lock);
@@ -88,6 +91,7 @@ static void *training_main(void *arg)
 {
     struct trainer_thread *t = arg;
     struct err e = {0};
+    pthread_mutex_lock(&t->turn); /* until the last event */
     scheduler_gate_pass(t->gate);
     if (setup_pin(t->setup, &e)) log_write(LOG_WARN, "%s", e.msg);
     struct model *m = model_of(t, &e);
@@ -103,10 +107,80 @@ static void *training_main(void *arg)
     return NULL;
 }
 
+/* ---- calls ---------------------------------------------------------------------------------------------------------
+ */
+
+struct trainer_call {
+    struct trainer_call *next;
+    engine_trainer_fn *fn;
+    void *arg;
+};
+
+/* @return the oldest, to be freed; NULL: the thread is to end. */
+static struct trainer_call *take_call(struct trainer_thread *t)
+{
+    pthread_mutex_lock(&t->lock);
+    while (!t->first && !t->ending) pthread_cond_wait(&t->wake, &t->lock);
+    struct trainer_call *c = t->first;
+    if (c && !(t->first = c->next)) t->last = &t->first;
+    pthread_mutex_unlock(&t->lock);
+    return c;
+}
+
+static void *calls_main(void *arg)
+{
+    struct trainer_thread *t = arg;
+    struct err e = {0};
+    if (setup_pin(t->setup, &e)) log_write(LOG_WARN, "%s", e.msg);
+    for (struct trainer_call *c; (c = take_call(t));) {
+        pthread_mutex_lock(&t->turn);
+        c->fn(c->arg, &t->setup->model, t->gate);
+        scheduler_gate_leave(t->gate);
+        pthread_mutex_unlock(&t->turn);
+        free(c);
+    }
+    return NULL;
+}
+
+int trainer_call(struct trainer_thread *t, engine_trainer_fn *fn, void *arg, struct err *e)
+{
+    struct trainer_call *c = mem_zalloc(sizeof *c);
+    *c = (struct trainer_call){.fn = fn, .arg = arg};
+    pthread_mutex_lock(&t->lock);
+    int rc = t->calls ? 0 : pthread_create(&t->caller, NULL, calls_main, t);
+    t->calls |= !rc;
+    if (!rc) {
+        *t->last = c;
+        t->last = &c->next;
+        pthread_cond_signal(&t->wake);
+    }
+    pthread_mutex_unlock(&t->lock);
+    if (!rc) return 0;
+    free(c);
+    return err_set(e, ERR_IO, "cannot start the training thread: %s", strerror(rc));
+}
+
+static void end_calls(struct trainer_thread *t)
+{
+    pthread_mutex_lock(&t->lock);
+    t->ending = true;
+    pthread_cond_signal(&t->wake);
+    pthread_mutex_unlock(&t->lock);
+    if (t->calls) pthread_join(t->caller, NULL);
+    pthread_mutex_destroy(&t->turn);
+    pthread_cond_destroy(&t->wake);
+}
+
+/* ---- the job -------------------------------------------------------------------------------------------------------
+ */
+
 void trainer_init(struct trainer_thread *t, struct setup *s, struct scheduler_gate *gate)
 {
     *t = (struct trainer_thread){.setup = s, .gate = gate};
     pthread_mutex_init(&t->lock, NULL);
+    pthread_mutex_init(&t->turn, NULL);
+    pthread_cond_init(&t->wake, NULL);
+    t->last = &t->first;
 }
 
 int trainer_start(struct trainer_thread *t, const struct train_job *job, train_event_fn *fn, void *arg, struct err *e)
@@ -158,5 +232,6 @@ void trainer_close(struct trainer_thread *t)
     t->state = TRAINER_NONE;
     pthread_mutex_unlock(&t->lock);
     if (joinable) pthread_join(t->thread, NULL);
+    end_calls(t);
     pthread_mutex_destroy(&t->lock);
 }

@@ -2,6 +2,7 @@
 #ifndef TANDEM_ENGINE_SERVE_TRAINER_THREAD_H
 #define TANDEM_ENGINE_SERVE_TRAINER_THREAD_H
 
+#include "engine/serve/engine.h"
 #include "engine/serve/setup.h"
 #include "engine/train/scheduler_gate.h"
 #include "engine/train/train.h"
@@ -21,6 +22,13 @@ struct trainer_thread {
     struct train_job job;
     train_event_fn *fn;
     void *arg;
+
+    /* calls (trainer_call) and their thread, which is started by the first */
+    pthread_mutex_t turn; /* held by the job while there is one, or by a call while it runs */
+    pthread_cond_t wake;
+    pthread_t caller;
+    bool calls, ending; /* the thread was started; it is to end when it has run all */
+    struct trainer_call *first, **last;
 };
 
 void trainer_init(struct trainer_thread *, struct setup *, struct scheduler_gate *);
@@ -29,6 +37,8 @@ int trainer_start(struct trainer_thread *, const struct train_job *, train_event
 void trainer_command(struct trainer_thread *, enum train_command);
 /* @return whether a job has not emitted its last event yet. */
 bool trainer_runs(struct trainer_thread *);
+/* See engine_trainer_call: any thread. */
+int trainer_call(struct trainer_thread *, engine_trainer_fn *, void *arg, struct err *e);
 /* When serving has ended: pauses the job, so that it can resume after a restart, and waits for its thread. */
 void trainer_close(struct trainer_thread *);
 

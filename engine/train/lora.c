@@ -146,7 +146,7 @@ void train_lora_bind(struct train_lora *l, struct optim *o)
     }
 }
 
-int train_lora_write(struct train_lora *l, const float *p, const char *base_name, const char *dir, struct err *e)
+struct adapter *train_lora_adapter(struct train_lora *l, const float *p)
 {
     struct adapter *a = l->adapter;
     for (int i = 0; i < a->layers * a->n_modules; i++) {
@@ -159,7 +159,12 @@ int train_lora_write(struct train_lora *l, const float *p, const char *base_name
             memcpy(pair->a, p + l->a[i], a_floats(m, pair) * sizeof *p);
         lora_b_to_stored(m, pair->r, p + l->b[i], pair->b);
     }
-    return adapter_write(a, l->c, base_name, dir, e);
+    return a;
+}
+
+int train_lora_write(struct train_lora *l, const float *p, const char *base_name, const char *dir, struct err *e)
+{
+    return adapter_write(train_lora_adapter(l, p), l->c, base_name, dir, e);
 }
 
 void train_lora_close(struct train_lora *l)

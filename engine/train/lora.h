@@ -20,6 +20,8 @@ int train_lora_open(struct train_lora *, const struct model_config *, const stru
                     struct optim *, struct err *);
 /* After the optimizer's arrays were allocated: points the sites there and writes the initial values. */
 void train_lora_bind(struct train_lora *, struct optim *);
+/* The adapter with the values in p, a host array laid out as the optimizer's; it stays the trainer's. */
+struct adapter *train_lora_adapter(struct train_lora *, const float *p);
 /* Writes the values in p, a host array laid out as the optimizer's, as a PEFT directory. */
 int train_lora_write(struct train_lora *, const float *p, const char *base_name, const char *dir, struct err *);
 void train_lora_close(struct train_lora *);

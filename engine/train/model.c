@@ -687,7 +687,7 @@ static void upload(struct train_model *m, const struct micro *b, float scale)
     d->ops->upload(d, m->q_start, b->q_start, ((size_t)b->n_seqs + 1) * sizeof *b->q_start);
     d->ops->upload(d, m->row, b->row, R * sizeof *b->row);
     d->ops->upload(d, m->target, b->target, R * sizeof *b->target);
-    for (size_t i = 0; i < R; i++) m->host_loss[i] = scale;
+    for (size_t i = 0; i < R; i++) m->host_loss[i] = b->weight ? scale * b->weight[i] : scale;
     d->ops->upload(d, m->scale, m->host_loss, R * sizeof *m->scale);
 }
 

@@ -37,6 +37,7 @@ struct micro {
     int32_t *q_start;  /* (n_seqs + 1) */
     int32_t *row;      /* (n_targets) tokens whose successor is a target */
     int32_t *target;   /* (n_targets) ids of those successors */
+    float *weight;     /* (n_targets) of each target's gradient, any sign; NULL: all 1 */
     int n_units; /* sums over tokens are made unit by unit, so that they do not depend on how many are in a micro-batch
                   */
     int32_t *unit, *unit_target; /* (n_units + 1) the first token, the first target of each */

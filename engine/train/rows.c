@@ -205,6 +205,7 @@ void micro_close(struct micro *m)
 {
     int32_t *arrays[] = {m->id, m->pos, m->q_start, m->row, m->target, m->unit, m->unit_target};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
+    free(m->weight);
     *m = (struct micro){0};
 }
 

@@ -107,5 +107,10 @@ const struct http_route serve_routes[] = {
     {HTTP_M_GET, "/api/v1/samplers/{id}", api_tinker_sampler_get, 0, .role = ROUTE_USER},
     {HTTP_M_POST, "/api/v1/asample", api_tinker_asample, 0, .role = ROUTE_USER},
     {HTTP_M_POST, "/api/v1/retrieve_future", api_tinker_retrieve, NAME_BODY, .role = ROUTE_USER},
+    {HTTP_M_POST, "/api/v1/create_model", api_tinker_create_model, NAME_BODY, .model = "base_model", .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/api/v1/get_info", api_tinker_get_info, NAME_BODY, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/api/v1/forward_backward", api_tinker_forward_backward, TRAIN_BODY, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/api/v1/optim_step", api_tinker_optim_step, NAME_BODY, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/api/v1/save_weights_for_sampler", api_tinker_save_for_sampler, NAME_BODY, .role = ROUTE_TRAIN},
 };
 const int serve_n_routes = sizeof serve_routes / sizeof *serve_routes;

@@ -31,6 +31,7 @@ struct sampling {
     struct served_model *model;
     struct model_wait wait;
     uint64_t client;
+    char *adapter; /* owned; NULL: none */
     struct sample_params params;
     struct sampled *text; /* (params.n) owned */
     int n_submitted, n_done;
@@ -48,8 +49,10 @@ static void dequeue(struct sampling *s)
     s->queued = false;
 }
 
-void sampling_cancel(struct sampling *s)
+/* The future stays as it is, and is not told. */
+static void cancel(void *arg)
 {
+    struct sampling *s = arg;
     dequeue(s);
     for (int i = 0; i < s->n_submitted; i++) {
         s->t->flying -= s->text[i].gen != NULL;
@@ -61,6 +64,7 @@ void sampling_cancel(struct sampling *s)
     sample_params_free(&s->params);
     reservation_free(&s->held);
     free(s->text);
+    free(s->adapter);
     free(s);
 }
 
@@ -68,10 +72,11 @@ static void fail(struct sampling *s, const char *category, const char *msg)
 {
     struct future *f = s->future;
     future_failed(f, category, msg);
-    sampling_cancel(s);
+    cancel(s);
 }
 
-/* ---- the results --------------------------------------------------------------------------------------------------- */
+/* ---- the results ---------------------------------------------------------------------------------------------------
+ */
 
 static void finish(struct sampling *s)
 {
@@ -93,7 +98,7 @@ static void finish(struct sampling *s)
     for (int i = 0; i < s->params.n; i++) sample_put_text(&f->answer, &s->params.shape, &s->text[i].result);
     sample_put_prompt(&f->answer, &s->params.shape, &s->text[0].result);
     future_done(f);
-    sampling_cancel(s);
+    cancel(s);
 }
 
 static void on_event(void *arg, const struct event *ev, const struct event_batch *batch)
@@ -114,7 +119,8 @@ static void on_event(void *arg, const struct event *ev, const struct event_batch
     sampling_pump(t);
 }
 
-/* ---- submitting ---------------------------------------------------------------------------------------------------- */
+/* ---- submitting ----------------------------------------------------------------------------------------------------
+ */
 
 /* The next text.  The events of the prompt are asked for once. */
 static int submit(struct sampling *s, struct err *e)
@@ -148,7 +154,8 @@ void sampling_pump(struct tinker *t)
         struct err e = {0};
         next = s->next;
         if (!s->used) continue;
-        while (s->n_submitted < s->params.n && t->flying < s->model->info->max_seqs && !submit(s, &e));
+        while (s->n_submitted < s->params.n && t->flying < s->model->info->max_seqs && !submit(s, &e))
+            ;
         if (e.code && e.code != ERR_FULL)
             fail(s, e.code == ERR_INVALID ? "user" : "server", e.msg);
         else if (s->n_submitted == s->params.n)
@@ -181,7 +188,8 @@ static void enqueue(struct sampling *s)
         fail(s, "server", "too many requests wait for models");
 }
 
-/* ---- the request --------------------------------------------------------------------------------------------------- */
+/* ---- the request ---------------------------------------------------------------------------------------------------
+ */
 
 static void reply_future(struct http_req *req, const struct future *f, int n)
 {
@@ -197,16 +205,19 @@ static void reply_future(struct http_req *req, const struct future *f, int n)
 static int start(struct http_req *req, struct sampler *sampler, struct sample_params *params)
 {
     struct tinker *t = tinker_of(req);
-    struct future *f = future_new(t, sampler, params->seq);
+    struct future *f = future_new(t, sampler, sampler->handle.client, params->seq);
     if (!f) return ERR_FULL;
     struct sampling *s = mem_zalloc(sizeof *s);
     *s = (struct sampling){.t = t, .future = f, .model = sampler->model, .client = sampler->handle.client};
     s->params = *params;
     s->params.gen.stop = (const char *const *)s->params.stop;
     s->params.gen.stop_ids = s->params.stop_ids;
+    s->adapter = sampler->adapter ? mem_strdup(sampler->adapter) : NULL;
+    s->params.gen.adapter = s->adapter;
     if (!params->has_seed) s->params.gen.sampling.seed = seed_random();
     s->text = mem_array((size_t)params->n, sizeof *s->text);
-    f->sampling = s;
+    f->work = s;
+    f->cancel = cancel;
     reply_future(req, f, params->n);
     enqueue(s);
     return 0;
@@ -223,6 +234,9 @@ static void begin(struct http_req *req, const cJSON *body)
     struct sampler *sampler = (struct sampler *)handles_find(&t->samplers, id, client_id(req));
     if (e.code || (sampler && sample_params_read(&params, body, &e))) {
         tinker_refuse(req, &e);
+    } else if (sampler && sampler->gone) {
+        http_reply_error(req, 404, "not_found",
+                         "`sampling_session_id`: these weights are gone: the newest %d of a run stay", SNAPSHOTS_MAX);
     } else if (!sampler) {
         http_reply_error(req, 404, "not_found", "`sampling_session_id`: there is no such sampling session");
     } else {

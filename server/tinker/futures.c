@@ -9,21 +9,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct future *future_new(struct tinker *t, struct sampler *s, int64_t seq)
+struct future *future_new(struct tinker *t, const void *owner, uint64_t client, int64_t seq)
 {
     struct future *f = mem_zalloc(sizeof *f);
-    f->sampler = s;
+    f->owner = owner;
     f->seq = seq;
-    if (handles_add(&t->futures, &f->handle, s->handle.client, FUTURES_MAX)) return f;
+    if (handles_add(&t->futures, &f->handle, client, FUTURES_MAX)) return f;
     free(f);
     return NULL;
 }
 
-struct future *future_of(const struct tinker *t, const struct sampler *s, int64_t seq)
+struct future *future_of(const struct tinker *t, const void *owner, int64_t seq)
 {
     for (size_t i = 0; i < t->futures.n; i++) {
         struct future *f = (struct future *)t->futures.v[i];
-        if (f && f->sampler == s && f->seq == seq) return f;
+        if (f && f->owner == owner && f->seq == seq) return f;
     }
     return NULL;
 }
@@ -47,7 +47,7 @@ static void on_close(struct http_req *req)
 static void reply(struct future *f, struct http_req *req)
 {
     f->fetched = clock_now();
-    http_reply(req, 200, f->failed ? "application/json" : "application/x-protobuf", f->answer.data, f->answer.len);
+    http_reply(req, 200, f->json ? "application/json" : "application/x-protobuf", f->answer.data, f->answer.len);
 }
 
 static void reply_try_again(const struct future *f, struct http_req *req)
@@ -65,13 +65,13 @@ static void reply_gone(struct http_req *req)
 
 void future_done(struct future *f)
 {
-    f->sampling = NULL;
+    f->done = true;
     while (f->held) reply(f, let_go(f->held));
 }
 
 void future_failed(struct future *f, const char *category, const char *msg)
 {
-    f->failed = true;
+    f->json = true;
     buf_clear(&f->answer);
     buf_str(&f->answer, "{\"error\":");
     json_put_string(&f->answer, msg, strlen(msg));
@@ -82,11 +82,19 @@ void future_failed(struct future *f, const char *category, const char *msg)
 void future_free(struct tinker *t, struct future *f)
 {
     while (f->held) reply_gone(let_go(f->held));
-    if (f->sampling) sampling_cancel(f->sampling);
+    if (!f->done && f->cancel) f->cancel(f->work);
     handles_remove(&t->futures, &f->handle);
     buf_free(&f->answer);
     reservation_free(&f->memory);
     free(f);
+}
+
+void futures_free(struct tinker *t, const void *owner)
+{
+    for (size_t i = 0; i < t->futures.n; i++) {
+        struct future *f = (struct future *)t->futures.v[i];
+        if (f && f->owner == owner) future_free(t, f);
+    }
 }
 
 void futures_tick(struct tinker *t, uint64_t now)
@@ -117,7 +125,7 @@ void api_tinker_retrieve(struct http_req *req)
         tinker_refuse(req, &e);
     } else if (!f) {
         reply_gone(req);
-    } else if (!f->sampling) {
+    } else if (f->done) {
         reply(f, req);
     } else if (t->stopping) {
         reply_try_again(f, req);

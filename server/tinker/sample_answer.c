@@ -18,7 +18,8 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensors are little-en
 
 size_t sample_answer_bytes(const struct sample_shape *s, const struct generation_result *r)
 {
-    size_t cell = sizeof(int32_t) + sizeof(float), k = (size_t)(s->topk_prompt > s->topk_sample ? s->topk_prompt : s->topk_sample);
+    size_t cell = sizeof(int32_t) + sizeof(float),
+           k = (size_t)(s->topk_prompt > s->topk_sample ? s->topk_prompt : s->topk_sample);
     return 256 + ((size_t)s->n_prompt + r->n_tokens) * cell * (1 + k);
 }
 

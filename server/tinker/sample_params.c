@@ -115,7 +115,8 @@ static int read_sampling(struct sample_params *p, struct json_at *body, struct e
     if (e->code || (params && read_stop(p, params, e))) return e->code;
     if (!(temperature >= 0 && temperature <= 100))
         return err_set(e, ERR_INVALID, "`sampling_params.temperature` must be from 0 to 100");
-    if (!(top_p > 0 && top_p <= 1)) return err_set(e, ERR_INVALID, "`sampling_params.top_p` must be above 0, at most 1");
+    if (!(top_p > 0 && top_p <= 1))
+        return err_set(e, ERR_INVALID, "`sampling_params.top_p` must be above 0, at most 1");
     p->gen.max_new_tokens = (int)max;
     p->gen.sampling = (struct sampling_params){.sample = temperature > 0,
                                                .temperature = (float)temperature,

@@ -15,7 +15,7 @@ struct sample_params {
     int64_t seq;
     int n; /* texts */
     bool has_seed;
-    int32_t *prompt; /* owned */
+    int32_t *prompt;             /* owned */
     char *stop[ENGINE_STOP_MAX]; /* owned */
     int32_t stop_ids[ENGINE_STOP_MAX];
     struct reservation held;

@@ -21,6 +21,8 @@ struct served_model;
 enum {
     SESSIONS_MAX = 1024,
     SAMPLERS_MAX = 16384,
+    RUNS_MAX = 64,
+    SNAPSHOTS_MAX = 8, /* of a run, that can be sampled from */
     FUTURES_MAX = 8192,
     HELD_SECONDS = 40,     /* that a call for a future is held open; the client gives up at 45 */
     SILENT_SECONDS = 300,  /* without a heartbeat: the client is gone */
@@ -37,7 +39,14 @@ struct sampler {
     struct handle handle; /* first */
     struct session *session;
     struct served_model *model; /* the table's, for ever */
+    char *adapter;              /* of a run's snapshot; owned; NULL: the base model */
+    struct run *run;            /* whose snapshot it is; NULL: of none, or it has ended */
+    bool shared;                /* the adapter is the run's, which later saves replace */
+    bool gone;                  /* the adapter was unloaded */
 };
+
+struct run;
+struct run_call;
 
 /* A call for a future that is held open; of its exchange's memory. */
 struct held_call {
@@ -48,13 +57,15 @@ struct held_call {
 
 struct future {
     struct handle handle; /* first */
-    struct sampler *sampler;
-    int64_t seq;               /* the number that its client gave the request */
-    struct sampling *sampling; /* that computes it; NULL: it is done */
+    const void *owner;    /* a sampler, a run or a session: it is freed with it */
+    int64_t seq;          /* the number that its client gave the request, among those of the owner */
+    bool done;
+    void (*cancel)(void *work); /* of what computes it, when it is freed before it is done */
+    void *work;
     struct held_call *held;
-    uint64_t fetched; /* clock_now() of the last answer with the result; 0: none */
-    bool failed;
-    struct buf answer; /* protobuf; failed: JSON */
+    uint64_t fetched;  /* clock_now() of the last answer with the result; 0: none */
+    bool json;         /* the answer is JSON, else protobuf */
+    struct buf answer; /* the result; also an error, as JSON */
     struct reservation memory;
 };
 
@@ -65,11 +76,20 @@ struct tinker {
     struct handles sessions, samplers, futures;
     struct sampling *first, **last; /* those that have sequences to submit, in order of arrival */
     int flying;                     /* sequences that the engines have */
+    struct run *runs;
+    int n_runs, n_calls;       /* n_calls: that trainers' threads have */
+    uv_mutex_t lock;           /* of `finished` */
+    struct run_call *finished; /* by trainers' threads, for the loop */
+    uv_async_t wake;           /* when there is one */
+    int handles;               /* that are still to be closed */
+    bool closing;
     void (*closed)(void *);
     void *closed_arg;
 };
 
 /* tinker.c */
+struct sampler *sampler_new(struct tinker *, struct session *, struct served_model *); /* NULL: there are too many */
+
 struct tinker *tinker_of(const struct http_req *);
 /* @return the body's object, to be freed with json_free; NULL with an answer. */
 cJSON *tinker_body(struct http_req *);
@@ -78,19 +98,28 @@ void tinker_refuse(struct http_req *, const struct err *e);
 /* The session of that id, which counts as alive; NULL with a 404. */
 struct session *tinker_session(struct http_req *, const char *id);
 
+void tinker_close_handles(struct tinker *); /* which frees it */
+
 /* futures.c */
-struct future *future_new(struct tinker *, struct sampler *, int64_t seq); /* NULL: there are too many */
+/* NULL: there are too many. */
+struct future *future_new(struct tinker *, const void *owner, uint64_t client, int64_t seq);
 /* The request of this number that came before; NULL. */
-struct future *future_of(const struct tinker *, const struct sampler *, int64_t seq);
+struct future *future_of(const struct tinker *, const void *owner, int64_t seq);
 /* answer is filled: answers the calls that are held. */
 void future_done(struct future *);
 /* category: "user", "server". */
 void future_failed(struct future *, const char *category, const char *msg);
-void future_free(struct tinker *, struct future *); /* calls that are held are answered 410 */
+void future_free(struct tinker *, struct future *);    /* calls that are held are answered 410 */
+void futures_free(struct tinker *, const void *owner); /* all of it */
 void futures_tick(struct tinker *, uint64_t now);
 
 /* asample.c */
 void sampling_pump(struct tinker *);
-void sampling_cancel(struct sampling *); /* its future stays as it is, and is not told */
+
+/* runs.c */
+void runs_open(struct tinker *);
+void runs_end(struct tinker *, const struct session *); /* those of a session */
+void runs_close(struct tinker *);                       /* when no run is left: closes their handles */
+void run_forget_sampler(struct sampler *);              /* it is freed */
 
 #endif

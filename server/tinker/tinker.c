@@ -45,15 +45,15 @@ static void reply(struct http_req *req, const char *json)
     http_reply(req, 200, "application/json", json, strlen(json));
 }
 
-/* ---- sessions ------------------------------------------------------------------------------------------------------ */
+/* ---- sessions ------------------------------------------------------------------------------------------------------
+ */
 
 static void sampler_free(struct tinker *t, struct sampler *s)
 {
-    for (size_t i = 0; i < t->futures.n; i++) {
-        struct future *f = (struct future *)t->futures.v[i];
-        if (f && f->sampler == s) future_free(t, f);
-    }
+    futures_free(t, s);
+    run_forget_sampler(s);
     handles_remove(&t->samplers, &s->handle);
+    free(s->adapter);
     free(s);
 }
 
@@ -63,6 +63,8 @@ static void session_free(struct tinker *t, struct session *s)
         struct sampler *sampler = (struct sampler *)t->samplers.v[i];
         if (sampler && sampler->session == s) sampler_free(t, sampler);
     }
+    runs_end(t, s);
+    futures_free(t, s);
     handles_remove(&t->sessions, &s->handle);
     free(s);
     if (!t->sessions.used) uv_timer_stop(&t->tick);
@@ -142,12 +144,22 @@ void api_tinker_session_finish(struct http_req *req)
     reply(req, "{}");
 }
 
-/* ---- samplers ------------------------------------------------------------------------------------------------------ */
+/* ---- samplers ------------------------------------------------------------------------------------------------------
+ */
 
 static void put_name(struct buf *b, const struct served_model *m)
 {
     const char *name = m->name ? m->name : "";
     json_put_string(b, name, strlen(name));
+}
+
+struct sampler *sampler_new(struct tinker *t, struct session *session, struct served_model *m)
+{
+    struct sampler *s = mem_zalloc(sizeof *s);
+    *s = (struct sampler){.session = session, .model = m};
+    if (handles_add(&t->samplers, &s->handle, session->handle.client, SAMPLERS_MAX)) return s;
+    free(s);
+    return NULL;
 }
 
 /* @return the model to sample from; NULL with an answer. */
@@ -187,10 +199,8 @@ void api_tinker_sampler_create(struct http_req *req)
     struct session *session = m ? tinker_session(req, id) : NULL;
     json_free(tree);
     if (!session) return;
-    struct sampler *s = mem_zalloc(sizeof *s);
-    *s = (struct sampler){.session = session, .model = m};
-    if (!handles_add(&t->samplers, &s->handle, session->handle.client, SAMPLERS_MAX)) {
-        free(s);
+    struct sampler *s = sampler_new(t, session, m);
+    if (!s) {
         http_set_header(req, "Retry-After", "10");
         http_reply_error(req, 429, "overloaded", "there are %d sampling sessions", SAMPLERS_MAX);
         return;
@@ -215,7 +225,8 @@ void api_tinker_sampler_get(struct http_req *req)
     buf_free(&b);
 }
 
-/* ---- what the client asks before it begins --------------------------------------------------------------------------- */
+/* ---- what the client asks before it begins
+ * --------------------------------------------------------------------------- */
 
 void api_tinker_healthz(struct http_req *req)
 {
@@ -251,14 +262,15 @@ void api_tinker_capabilities(struct http_req *req)
         buf_str(&b, n++ ? ",{\"model_name\":" : "{\"model_name\":");
         put_name(&b, m);
         if (m->max_total_tokens) buf_printf(&b, ",\"max_context_length\":%d", m->max_total_tokens);
-        buf_str(&b, ",\"trainable\":false,\"sampleable\":true}");
+        buf_str(&b, ",\"trainable\":true,\"sampleable\":true}");
     }
     buf_str(&b, "]}");
     reply(req, b.data);
     buf_free(&b);
 }
 
-/* ---- opening and closing --------------------------------------------------------------------------------------------- */
+/* ---- opening and closing
+ * --------------------------------------------------------------------------------------------- */
 
 struct tinker *tinker_open(struct app *app)
 {
@@ -267,6 +279,7 @@ struct tinker *tinker_open(struct app *app)
     t->last = &t->first;
     uv_timer_init(app->loop, &t->tick);
     t->tick.data = t;
+    runs_open(t);
     return t;
 }
 
@@ -276,13 +289,22 @@ void tinker_drain(struct tinker *t)
     futures_tick(t, clock_now());
 }
 
-static void on_timer_closed(uv_handle_t *timer)
+static void on_handle_closed(uv_handle_t *handle)
 {
-    struct tinker *t = timer->data;
+    struct tinker *t = handle->data;
     void (*closed)(void *) = t->closed;
     void *arg = t->closed_arg;
+    if (--t->handles) return;
+    uv_mutex_destroy(&t->lock);
     free(t);
     closed(arg);
+}
+
+void tinker_close_handles(struct tinker *t)
+{
+    t->handles = 2;
+    uv_close((uv_handle_t *)&t->tick, on_handle_closed);
+    uv_close((uv_handle_t *)&t->wake, on_handle_closed);
 }
 
 void tinker_close(struct tinker *t, void (*done)(void *), void *arg)
@@ -294,5 +316,5 @@ void tinker_close(struct tinker *t, void (*done)(void *), void *arg)
     handles_free(&t->futures);
     t->closed = done;
     t->closed_arg = arg;
-    uv_close((uv_handle_t *)&t->tick, on_timer_closed);
+    runs_close(t);
 }

@@ -24,5 +24,10 @@ void api_tinker_sampler_create(struct http_req *);
 void api_tinker_sampler_get(struct http_req *);
 void api_tinker_asample(struct http_req *);
 void api_tinker_retrieve(struct http_req *);
+void api_tinker_create_model(struct http_req *);
+void api_tinker_get_info(struct http_req *);
+void api_tinker_forward_backward(struct http_req *);
+void api_tinker_optim_step(struct http_req *);
+void api_tinker_save_for_sampler(struct http_req *);
 
 #endif

@@ -87,11 +87,24 @@ static struct model *model_of(struct trainer_thread *t, struct err *e)
     return &t->start;
 }
 
+/* The job's, behind the call that runs, if any. */
+static void take_turn(struct trainer_thread *t)
+{
+    pthread_mutex_lock(&t->lock);
+    t->job_waits = true;
+    pthread_mutex_unlock(&t->lock);
+    pthread_mutex_lock(&t->turn);
+    pthread_mutex_lock(&t->lock);
+    t->job_waits = false;
+    pthread_cond_signal(&t->wake);
+    pthread_mutex_unlock(&t->lock);
+}
+
 static void *training_main(void *arg)
 {
     struct trainer_thread *t = arg;
     struct err e = {0};
-    pthread_mutex_lock(&t->turn); /* until the last event */
+    take_turn(t); /* until the last event */
     scheduler_gate_pass(t->gate);
     if (setup_pin(t->setup, &e)) log_write(LOG_WARN, "%s", e.msg);
     struct model *m = model_of(t, &e);
@@ -120,7 +133,7 @@ struct trainer_call {
 static struct trainer_call *take_call(struct trainer_thread *t)
 {
     pthread_mutex_lock(&t->lock);
-    while (!t->first && !t->ending) pthread_cond_wait(&t->wake, &t->lock);
+    while ((!t->first || t->job_waits) && !t->ending) pthread_cond_wait(&t->wake, &t->lock);
     struct trainer_call *c = t->first;
     if (c && !(t->first = c->next)) t->last = &t->first;
     pthread_mutex_unlock(&t->lock);

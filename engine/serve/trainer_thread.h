@@ -27,6 +27,7 @@ struct trainer_thread {
     pthread_mutex_t turn; /* held by the job while there is one, or by a call while it runs */
     pthread_cond_t wake;
     pthread_t caller;
+    bool job_waits;     /* for its turn: no further call begins before it had it */
     bool calls, ending; /* the thread was started; it is to end when it has run all */
     struct trainer_call *first, **last;
 };

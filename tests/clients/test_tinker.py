@@ -5,7 +5,8 @@ import re
 
 import pytest
 import requests
-from client_rig import MODEL, NEEDS_DEMO, package, start  # noqa: F401
+from client_rig import NEEDS_DEMO, package, start  # noqa: F401
+from keys import Keys
 
 os.environ.update(TINKER_TELEMETRY="0", TINKER_API_KEY="tml-any")
 tinker = package("tinker")
@@ -151,3 +152,20 @@ def test_a_bad_request_is_refused_by_name(server, change, says):
     assert answer.status_code == 422, answer.text
     assert re.search(says, answer.json()["error"])
     requests.post(f"{server.url}/api/v1/sessions/{session}/finish", json={})
+
+
+def test_a_key_in_the_form_that_the_client_wants(start, tmp_path):  # noqa: F811
+    keys = Keys(tmp_path / "keys")
+    with start("--served-model-name", "demo", "--api-keys", keys.file, key=keys.admin) as s:
+        client = tinker.ServiceClient(base_url=s.url, api_key="tml-" + keys.user)
+        got = sample(settled(client.create_sampling_client(base_model="demo")), [5, 6], max_tokens=3)
+        assert len(got.sequences[0].tokens) == 3
+        with pytest.raises(tinker.PermissionDeniedError):
+            settled(client.create_lora_training_client(base_model="demo", rank=4))
+        client.holder.close()
+        head = {"X-API-Key": "tml-" + keys.wrong}
+        assert requests.post(s.url + "/api/v1/create_session", json={}, headers=head).status_code == 401
+        mine = requests.post(s.url + "/api/v1/create_session", json={}, headers={"X-API-Key": "tml-" + keys.user}).json()["session_id"]
+        for key, status in (keys.train, 404), (keys.user, 200):
+            answer = requests.post(s.url + "/api/v1/session_heartbeat", json={"session_id": mine}, headers={"Authorization": "Bearer " + key})
+            assert answer.status_code == status

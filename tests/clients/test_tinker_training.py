@@ -154,3 +154,13 @@ def test_a_bad_call_is_refused_and_the_run_goes_on(server, service, loss, inputs
     inputs = {k: v or [0.0] * n for k, v in inputs.items()}
     with pytest.raises(tinker.APIStatusError, match=says):
         settled(client.forward_backward([datum(ids, **inputs)], loss))
+
+
+def test_a_job_has_its_turn_beside_a_run(server, service):
+    client, data = trainer(service), rows(server)
+    job = server.post("/train", {"dataset": {"rows": [{"text": t} for t in TEXTS] * 4}, "hyperparameters": {"max_steps": 3}})
+    assert job.status_code in (200, 201, 202), job.text
+    while server.get(f"/train/{job.json()['id']}").json()["status"] in ("queued", "preparing", "running"):
+        settled(client.forward_backward(data, "cross_entropy"))
+    assert server.get(f"/train/{job.json()['id']}").json()["status"] == "succeeded"
+    assert settled(client.optim_step(types.AdamParams(learning_rate=0))).metrics["grad_norm:mean"] > 0

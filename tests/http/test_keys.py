@@ -106,7 +106,7 @@ def test_roles_are_as_documented():
     assert role["post", "/generate"] == role["post", "/v1/chat/completions"] == role["get", "/metrics"] == role["get", "/info"] == "user"
     assert role["post", "/train"] == role["post", "/v1/files"] == role["post", "/adapters"] == "train"
     assert role["delete", "/adapters/{name}"] == "admin"
-    assert sorted(p for (m, p), r in role.items() if r == "open") == ["/console/{file}", "/health", "/ping", "/ready"]
+    assert sorted(p for (m, p), r in role.items() if r == "open") == ["/api/v1/healthz", "/console/{file}", "/health", "/ping", "/ready"]
     assert [p for (m, p), r in role.items() if r == "page"] == ["/"]
 
 

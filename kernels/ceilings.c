@@ -9,6 +9,7 @@
  * Written with intrinsics, compilers spilled the accumulators or joined chains, and kernels exceeded the "ceiling". */
 #include "kernels/ceilings.h"
 
+#include "kernels/cpu_level.h"
 #include "kernels/cuda/runtime/ceilings.h"
 #include "kernels/dev.h"
 
@@ -169,6 +170,25 @@ LOOP(mac_int8_avx512, "avx512f", ZMM_ZERO, ZMM_ALL("vpdpbusd"), LOW, HIGH, "xmm3
 LOOP(mac_bf16_avx512, "avx512f", ZMM_ZERO, ZMM_ALL("vdpbf16ps"), LOW, HIGH, "xmm30", "xmm31")
 LOOP(mac_f32_avx512, "avx512f", ZMM_ZERO, ZMM_ALL("vfmadd231ps"), LOW, HIGH, "xmm30", "xmm31")
 
+/* Six sums of sixteen by sixteen on tile registers, 64 multiply-adds each. */
+enum { TILE_SUMS = 6, TILE_MACS = TILE_SUMS * 16 * 16 * 64 };
+static void mac_int8_amx(long loops)
+{
+    _Alignas(64) uint8_t config[64] = {1}; /* the palette; then bytes of a row from 16 on, rows from 48 on */
+    for (int i = 0; i < 8; i++) config[16 + 2 * i] = 64, config[48 + i] = 16;
+#define TILE(op, n) op " %%tmm" #n "\n"
+#define TILE_DOT(n) "tdpbusd %%tmm7, %%tmm6, %%tmm" #n "\n"
+    __asm__ volatile("ldtilecfg %1\n" TILE("tilezero", 0) TILE("tilezero", 1) TILE("tilezero", 2) TILE("tilezero", 3)
+                         TILE("tilezero", 4) TILE("tilezero", 5) TILE("tilezero", 6) TILE("tilezero", 7) "1:\n"
+                         TILE_DOT(0) TILE_DOT(1) TILE_DOT(2) TILE_DOT(3) TILE_DOT(4) TILE_DOT(5)
+                     "dec %0\njnz 1b\ntilerelease\n"
+                     : "+r"(loops)
+                     : "m"(config)
+                     : "cc");
+#undef TILE
+#undef TILE_DOT
+}
+
 #define YMM(op, n) op " %%ymm14, %%ymm15, %%ymm" #n "\n"
 #define YMM_ALL(op) ON_ALL(YMM, op) ON_MORE(YMM, op)
 #define YMM_ZERO "vpxor %%ymm14, %%ymm14, %%ymm14\nvpxor %%ymm15, %%ymm15, %%ymm15\n"
@@ -215,6 +235,7 @@ static struct machine machine_look(void)
         if (__builtin_cpu_supports("avx512vnni")) m.unit[UNIT_INT8] = (struct unit){mac_int8_avx512, 16 * 64};
         if (bf16) m.unit[UNIT_BF16] = (struct unit){mac_bf16_avx512, 16 * 32};
     }
+    if (!strcmp(cpu_best_level(), "amx")) m.unit[UNIT_INT8] = (struct unit){mac_int8_amx, TILE_MACS};
 #endif
     return m;
 }

@@ -9,6 +9,7 @@
 #include <unistd.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
 #endif
 
 /* ---- memory -------------------------------------------------------------------------------------------------- */
@@ -151,6 +152,20 @@ static bool has_avx512bf16(void)
     return has_avx512() && has_leaf7_1(5);
 }
 
+/* Tiles of int8, and the kernel's permission to use them, which this asks for: it is the process's from then on, and
+ * enlarges the state that a signal saves (Linux 5.16; Documentation/arch/x86/xstate.rst). */
+static bool has_amx(void)
+{
+#if defined(__x86_64__) && defined(SYS_arch_prctl)
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    unsigned a, b, c, d;
+    return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 24 & 1) && (d >> 25 & 1) &&
+           syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+    return false;
+#endif
+}
+
 /* Intel's vector units do half as many multiply-adds a second with vdpbf16ps as with vfmadd (docs/performance.md), so
  * the level avx512, which widens bf16 to floats, is faster there. */
 static bool multiplies_bf16_fast(void)
@@ -172,13 +187,15 @@ static const struct level {
     bool (*available)(void);
     bool (*fast)(void); /* faster than the levels behind it; else it is only taken when it is named */
     const struct isa *isa;
+    const struct isa_tiles *tiles;
 } levels[] = {
     /* ISA_*: the level as built by meson; NULL when it was left out or is for another architecture. */
-    {"avx512bf16", has_avx512bf16, multiplies_bf16_fast, ISA_AVX512BF16},
-    {"avx512", has_avx512, always, ISA_AVX512},
-    {"avxvnni", has_avxvnni, always, ISA_AVXVNNI},
-    {"avx2", has_avx2, always, ISA_AVX2},
-    {"portable", always, always, &isa_portable},
+    {"amx", has_amx, always, ISA_AMX, TILES_AMX},
+    {"avx512bf16", has_avx512bf16, multiplies_bf16_fast, ISA_AVX512BF16, NULL},
+    {"avx512", has_avx512, always, ISA_AVX512, NULL},
+    {"avxvnni", has_avxvnni, always, ISA_AVXVNNI, NULL},
+    {"avx2", has_avx2, always, ISA_AVX2, NULL},
+    {"portable", always, always, &isa_portable, NULL},
 };
 
 const char *cpu_best_level(void)
@@ -188,11 +205,11 @@ const char *cpu_best_level(void)
     return levels[i].name;
 }
 
-static const struct isa *level_choose(const char *name, char why[160])
+static const struct level *level_choose(const char *name, char why[160])
 {
     for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
         if (name ? strcmp(name, levels[i].name) != 0 : !levels[i].fast()) continue;
-        if (levels[i].isa && levels[i].available()) return levels[i].isa;
+        if (levels[i].isa && levels[i].available()) return levels + i;
         if (name) {
             snprintf(why, 160,
                      levels[i].isa ? "this processor lacks what the %s level needs" : "this build has no %s level",
@@ -200,7 +217,7 @@ static const struct isa *level_choose(const char *name, char why[160])
             return NULL;
         }
     }
-    snprintf(why, 160, "the cpu device has no level \"%.60s\"; there are avx512bf16, avx512, avxvnni, avx2, portable",
+    snprintf(why, 160, "the cpu device has no level \"%.60s\"; there are amx, avx512bf16, avx512, avxvnni, avx2, portable",
              name);
     return NULL;
 }
@@ -279,18 +296,19 @@ static const struct dev_ops cpu_ops = {
 
 struct dev *cpu_open(const char *level, int threads, char why[160])
 {
-    const struct isa *isa = level_choose(level, why);
-    if (!isa) return NULL;
+    const struct level *chosen = level_choose(level, why);
+    if (!chosen) return NULL;
     struct cpu_dev *d = calloc(1, sizeof *d);
     if (d) {
         d->ops = cpu_ops;
         compose_fill(&d->ops);
         d->head = (struct dev){.ops = &d->ops, .threads = threads ? threads : pool_cores()};
-        snprintf(d->head.level, sizeof d->head.level, "%s", isa->name);
-        d->isa = isa;
+        snprintf(d->head.level, sizeof d->head.level, "%s", chosen->name);
+        d->isa = chosen->isa;
+        d->tiles = chosen->tiles;
         for (int i = 0; i < 2; i++) dynamic8_open(&d->tables[i], i == 0);
-        d->ops.kv_type = isa->kv_type;
-        d->ops.bf16_units = isa->bf16_units;
+        d->ops.kv_type = d->isa->kv_type;
+        d->ops.bf16_units = d->isa->bf16_units;
         d->worker = calloc((size_t)d->head.threads, sizeof *d->worker);
         d->pool = pool_open(d->head.threads);
         if (d->worker && d->pool) return &d->head;

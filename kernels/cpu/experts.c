@@ -76,7 +76,7 @@ static bool find_outliers(struct experts *x, int32_t *rows)
     bool any = false;
     for (int i = 0; i < x->n; i++) {
         struct lin_run *r = &x->run[i].lin;
-        int T = r->job.x.rows, n = 0, most = r->isa->block_rows[r->job.w->t];
+        int T = r->job.x.rows, n = 0, most = r->tiles ? (int)LIN_TILE_ROWS : r->isa->block_rows[r->job.w->t];
         for (int t = 0; t < T; t++) {
             rows[n++] = t;
             if (r->outlier[t]) rows[n++] = t;
@@ -98,15 +98,17 @@ static bool round_rows(struct experts *x)
     const struct weight *w = x->w[0];
     bool bf16 = lin_is_half(w->t);
     size_t R = (size_t)x->job.x.rows, room = bf16 ? R : 2 * R;
-    int q_ld = 0, n_groups = 0; /* experts of block weights may differ in their groups */
+    int n_groups = 0; /* experts of block weights may differ in their groups */
+    size_t line = 0, past = 0; /* past: the last expert's, that tiles reach */
     for (int i = 0; i < x->n; i++) {
-        const struct weight *one = x->run[i].lin.job.w;
-        int ld = x->run[i].lin.job.q_ld = lin_is_grouped(one->t) ? one->k_pad : (one->k_pad + 63) / 64 * 64;
-        q_ld = ld > q_ld ? ld : q_ld;
-        n_groups = one->n_groups > n_groups ? one->n_groups : n_groups;
+        struct lin_job *one = &x->run[i].lin.job;
+        size_t bytes = lin_row_bytes(one);
+        line = bytes > line ? bytes : line;
+        n_groups = one->w->n_groups > n_groups ? one->w->n_groups : n_groups;
+        if (one->by_row) past = LIN_TILE_ROWS;
     }
-    size_t line = bf16 ? (size_t)q_ld * 2 : (size_t)q_ld;
-    int8_t *q = scratch_get(&x->d->quant, room * (line + sizeof(float) + (size_t)n_groups * sizeof(int32_t)));
+    size_t bytes = room * (line + sizeof(float) + (size_t)n_groups * sizeof(int32_t)) + past * line;
+    int8_t *q = scratch_get(&x->d->quant, bytes);
     int32_t *rows = scratch_get(&x->d->outliers, R * (2 * sizeof *rows + sizeof(bool)));
     if (!q || !rows) return false;
     float *step = (float *)(q + room * line);
@@ -133,7 +135,7 @@ static bool round_rows(struct experts *x)
 static void add_expert(struct experts *x, int e)
 {
     struct expert_run *r = &x->run[x->n++];
-    int row = x->start[e], rows = x->start[e + 1] - row, most = x->d->isa->block_rows[x->w[e]->t];
+    int row = x->start[e], rows = x->start[e + 1] - row;
     *r = (struct expert_run){.lin = {.job = x->job, .isa = x->d->isa, .worker = x->d->worker}};
     struct lin_job *j = &r->lin.job;
     enum dtype t = x->w[e]->t;
@@ -143,7 +145,7 @@ static void add_expert(struct experts *x, int e)
     j->y.p = mat_row(&x->job.y, row);
     j->x.rows = j->y.rows = rows;
     j->b = x->b ? x->b + (size_t)e * x->b_ld : NULL;
-    j->n_blocks = (rows + most - 1) / most;
+    lin_cut_rows(&r->lin, x->d);
     j->k1 = j->w->k_pad;
 }
 

@@ -26,14 +26,37 @@ void lin_quantise_task(void *ctx, int task, int worker)
     for (int r = 0; r < R && bf16; r++)
         run->isa->halve_block(words + r, R, mat_row(&j->x, row0 + r), j->x.cols, from, to);
     for (int r = 0; r < R && !bf16; r++) {
-        int row = lin_row(j, row0 + r);
+        int row = lin_row(j, row0 + r), apart = j->by_row ? 1 : R;
         bool rest = lin_is_rest(j, row0 + r), outlier;
-        outlier = run->isa->quantise_block(j->q + (size_t)row0 * j->q_ld + r * 4, R, j->q_step + row0 + r,
+        int8_t *q = j->by_row ? j->q + (size_t)(row0 + r) * j->q_stride : j->q + (size_t)row0 * j->q_ld + r * 4;
+        outlier = run->isa->quantise_block(q, apart, j->q_step + row0 + r,
                                            grouped ? j->q_sum + (size_t)row0 * j->w->n_groups + r : NULL,
                                            j->w->t == DT_I4 ? -8 : 1, j->w->group, mat_row(&j->x, row), j->x.cols, from,
                                            to, rest);
         if (from == 0) run->outlier[row] = outlier;
     }
+}
+
+size_t lin_row_bytes(struct lin_job *j)
+{
+    j->q_ld = lin_is_grouped(j->w->t) ? j->w->k_pad : (j->w->k_pad + 63) / 64 * 64; /* to whole groups */
+    size_t bytes = (size_t)j->q_ld * (lin_is_half(j->w->t) ? 2 : 1);
+    if (!j->by_row) return bytes;
+    /* whole lines; and sixteen rows must not meet in the same few sets of a cache */
+    j->q_stride = (bytes + 63) / 64 * 64;
+    if (j->q_stride % 1024 == 0) j->q_stride += 64;
+    return j->q_stride;
+}
+
+int lin_cut_rows(struct lin_run *r, const struct cpu_dev *d)
+{
+    struct lin_job *j = &r->job;
+    int rows = j->x.rows;
+    r->tiles = d->tiles && rows >= LIN_TILE_LEAST && d->tiles->fit(j->w) ? d->tiles : NULL;
+    j->by_row = r->tiles;
+    int most = r->tiles ? (int)LIN_TILE_ROWS : r->isa->block_rows[j->w->t];
+    j->n_blocks = (rows + most - 1) / most;
+    return most;
 }
 
 /* Quantises x to q, its steps and its sums, in the device's scratch. */
@@ -43,9 +66,8 @@ static bool quantise_rows(struct cpu_dev *d, struct lin_run *r)
     struct lin_job *j = &r->job;
     size_t T = (size_t)lin_rows(j);
     int threads = d->head.threads;
-    j->q_ld = lin_is_grouped(j->w->t) ? j->w->k_pad : (j->w->k_pad + 63) / 64 * 64; /* to whole groups */
-    size_t row = lin_is_half(j->w->t) ? (size_t)j->q_ld * 2 : (size_t)j->q_ld;
-    int8_t *q = scratch_get(&d->quant, T * (row + sizeof(float) + (size_t)j->w->n_groups * sizeof(int32_t)));
+    size_t row = lin_row_bytes(j), past = j->by_row ? LIN_TILE_ROWS * row : 0; /* that tiles reach */
+    int8_t *q = scratch_get(&d->quant, T * (row + sizeof(float) + (size_t)j->w->n_groups * sizeof(int32_t)) + past);
     if (!q) return false;
     j->q = q;
     j->q_step = (float *)(q + T * row);
@@ -63,10 +85,10 @@ static bool quantise_rows(struct cpu_dev *d, struct lin_run *r)
 
 /* Quantises x; in the rare case that there are outlier rows, quantises again with a second row, the residual, for
  * each. */
-static bool quantise_x(struct cpu_dev *d, struct lin_run *r)
+static bool quantise_x(struct cpu_dev *d, struct lin_run *r, int most)
 {
     struct lin_job *j = &r->job;
-    int T = j->x.rows, n = 0, most = r->isa->block_rows[j->w->t];
+    int T = j->x.rows, n = 0;
     if (lin_is_half(j->w->t)) return quantise_rows(d, r);
     int32_t *rows = scratch_get(&d->outliers, (size_t)T * (2 * sizeof *rows + sizeof *r->outlier));
     if (!rows) return false;
@@ -92,7 +114,9 @@ void lin_task(void *ctx, int task, int worker)
     lin_fn *fn = j->w->t == DT_BF16 && r->rounded ? r->isa->linear_bf16_x : r->isa->linear[j->w->t];
     if (block1 > j->n_blocks) block1 = j->n_blocks;
     if (pair1 > j->w->pairs) pair1 = j->w->pairs;
-    if (j->w->t == DT_BLOCK)
+    if (r->tiles)
+        r->tiles->linear(j, block0, block1, pair0, pair1);
+    else if (j->w->t == DT_BLOCK)
         r->isa->linear_block(j, block0, block1, pair0, pair1, r->expand ? r->worker[worker].p : NULL);
     else if (j->w->t == DT_F8)
         r->isa->linear_f8(j, block0, block1, pair0, pair1, r->rounded, r->worker[worker].p);
@@ -127,12 +151,12 @@ static void run_job(struct dev *head, const struct lin_job *job, const char *op)
     struct cpu_dev *d = cpu_of(head);
     struct lin_run r = {.job = *job, .isa = d->isa, .worker = d->worker};
     enum dtype t = job->w->t;
-    int rows = job->x.rows, pairs = job->w->pairs, most = d->isa->block_rows[t];
+    int rows = job->x.rows, pairs = job->w->pairs;
     if (rows == 0) return;
-    r.job.n_blocks = (rows + most - 1) / most;
+    int most = lin_cut_rows(&r, d);
     r.rounded = lin_is_int(t) || (lin_is_half(t) && head->bf16_x);
     if (job->w->order) r.job.x = order_columns(head, job->w, &job->x);
-    if (!r.job.x.p || (r.rounded && !quantise_x(d, &r))) {
+    if (!r.job.x.p || (r.rounded && !quantise_x(d, &r, most))) {
         dev_fail(head, op, "out of memory for %d rows of quantised activations", rows);
         return;
     }

@@ -28,6 +28,7 @@ enum { BLOCK_ROWS_F2 = 2, BLOCK_ROWS_I8_2 = 2, BLOCK_ROWS_I4_2 = 1 }; /* with bo
 #endif
 enum { BLOCK_ROWS_CODES = BLOCK_ROWS_I4, BLOCK_ROWS_CODES_2 = BLOCK_ROWS_I4_2 }; /* of DT_BLOCK */
 enum { VEC_BF16 = 0 }; /* no dot product of bf16 */
+enum { VEC_STREAMS = 1 };
 
 typedef struct {
     __m256 a, b;

@@ -22,6 +22,7 @@ enum { BLOCK_ROWS_CODES = 2, BLOCK_ROWS_CODES_2 = 1 }; /* of DT_BLOCK, with a ke
 enum { ATTN_ROWS = 8, ATTN_R = 2, ATTN_P = 1, DOT_R = 1, DOT_N = 1 };
 enum { I8_BIAS = 0 };
 enum { VEC_BF16 = 0 }; /* no dot product of bf16 */
+enum { VEC_STREAMS = 1 };
 
 typedef struct {
     float f[16];

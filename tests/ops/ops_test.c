@@ -38,7 +38,7 @@ const char *__tsan_default_options(void)
 }
 #endif
 
-static const char *const all_levels[] = {"cpu:portable", "cpu:avx2", "cpu:avxvnni", "cpu:avx512", "cpu:avx512bf16"};
+static const char *const all_levels[] = {"cpu:portable", "cpu:avx2", "cpu:avxvnni", "cpu:avx512", "cpu:avx512bf16", "cpu:amx"};
 
 static double now(void)
 {

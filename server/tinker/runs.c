@@ -83,8 +83,8 @@ static void work(void *arg, struct model *m, struct scheduler_gate *gate)
     uv_mutex_lock(&t->lock);
     c->next = t->finished;
     t->finished = c;
+    uv_async_send(&t->wake); /* within the lock: once the loop has the last call, it frees t */
     uv_mutex_unlock(&t->lock);
-    uv_async_send(&t->wake);
 }
 
 /* ---- calls ---------------------------------------------------------------------------------------------------------

@@ -30,18 +30,18 @@ struct future *future_of(const struct tinker *t, const void *owner, int64_t seq)
 
 /* ---- calls that are held ----------------------------------------------------------------------------------------- */
 
+/* @return its exchange; one that was let go before stays as it is. */
 static struct http_req *let_go(struct held_call *c)
 {
-    *c->link = c->next;
-    if (c->next) c->next->link = c->link;
+    if (c->link) *c->link = c->next;
+    if (c->link && c->next) c->next->link = c->link;
     c->link = NULL;
     return c->req;
 }
 
 static void on_close(struct http_req *req)
 {
-    struct held_call *c = req->user;
-    if (c->link) let_go(c);
+    let_go(req->user);
 }
 
 static void reply(struct future *f, struct http_req *req)

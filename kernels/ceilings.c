@@ -9,7 +9,7 @@
  * Written with intrinsics, compilers spilled the accumulators or joined chains, and kernels exceeded the "ceiling". */
 #include "kernels/ceilings.h"
 
-#include "kernels/cpu_level.h"
+#include "kernels/amx.h"
 #include "kernels/cuda/runtime/ceilings.h"
 #include "kernels/dev.h"
 
@@ -235,7 +235,7 @@ static struct machine machine_look(void)
         if (__builtin_cpu_supports("avx512vnni")) m.unit[UNIT_INT8] = (struct unit){mac_int8_avx512, 16 * 64};
         if (bf16) m.unit[UNIT_BF16] = (struct unit){mac_bf16_avx512, 16 * 32};
     }
-    if (!strcmp(cpu_best_level(), "amx")) m.unit[UNIT_INT8] = (struct unit){mac_int8_amx, TILE_MACS};
+    if (amx_permitted()) m.unit[UNIT_INT8] = (struct unit){mac_int8_amx, TILE_MACS};
 #endif
     return m;
 }

@@ -1,4 +1,5 @@
 /* The cpu device: the choice of a level, memory, and the table of ops. */
+#include "kernels/amx.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu_level.h"
 
@@ -9,7 +10,6 @@
 #include <unistd.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <sys/syscall.h>
 #endif
 
 /* ---- memory -------------------------------------------------------------------------------------------------- */
@@ -152,18 +152,9 @@ static bool has_avx512bf16(void)
     return has_avx512() && has_leaf7_1(5);
 }
 
-/* Tiles of int8, and the kernel's permission to use them, which this asks for: it is the process's from then on, and
- * enlarges the state that a signal saves (Linux 5.16; Documentation/arch/x86/xstate.rst). */
 static bool has_amx(void)
 {
-#if defined(__x86_64__) && defined(SYS_arch_prctl)
-    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
-    unsigned a, b, c, d;
-    return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 24 & 1) && (d >> 25 & 1) &&
-           syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-#else
-    return false;
-#endif
+    return has_avx512() && amx_permitted();
 }
 
 /* Intel's vector units do half as many multiply-adds a second with vdpbf16ps as with vfmadd (docs/performance.md), so

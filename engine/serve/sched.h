@@ -70,7 +70,7 @@ struct seq {
     struct seq *own_next, *own_prev; /* in its client's list of waiting ones */
 };
 
-#define SEQ_FAR (1ull << 62) /* in seq.root */
+#define SEQ_FAR (1ull << 61) /* in seq.root; the two bits above are of adapter_root (adapters.h) */
 
 struct plan_item {
     struct seq *seq;

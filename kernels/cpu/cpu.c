@@ -178,7 +178,7 @@ static const struct level {
     bool (*available)(void);
     bool (*fast)(void); /* faster than the levels behind it; else it is only taken when it is named */
     const struct isa *isa;
-    const struct isa_tiles *tiles;
+    lin_fn *tiles;
 } levels[] = {
     /* ISA_*: the level as built by meson; NULL when it was left out or is for another architecture. */
     {"amx", has_amx, always, ISA_AMX, TILES_AMX},

@@ -85,8 +85,7 @@ struct lin_job {
     /* int8, int4 and block: x quantised, zeros past K.  Of a block of R rows from row r0: [q_ld / 4][R][4] from q + r0
      * * q_ld; int4: also -8 times the sum of each group, [n_groups][R] from q_sum + r0 * n_groups; block: the sum. bf16
      * of rounded x: q is pairs of bf16 [q_ld / 2][R] from 2 * (r0 * q_ld) bytes on, q_ld counts bf16.
-     * by_row, int8 only: each row's q is [q_ld] from q + row * q_stride */
-    bool by_row;
+     * For tiles: each row's q is [q_ld] from q + row * q_stride */
     size_t q_stride;
     int8_t *q;
     float *q_step; /* (T) amax / 127 */
@@ -126,18 +125,13 @@ typedef void lin_fn(const struct lin_job *, int block0, int block1, int pair0, i
 
 struct cpu_dev;
 
-/* Kernels of a level on tile registers, for many rows: the same bits as those of struct isa. */
-struct isa_tiles {
-    bool (*fit)(const struct weight *); /* whether they take it */
-    lin_fn *linear; /* of jobs with by_row, in blocks of up to LIN_TILE_ROWS rows: it reads that many of each */
-};
 enum { LIN_TILE_ROWS = 32, LIN_TILE_LEAST = 9 }; /* rows of a block; fewer rows than the least are faster on vectors */
 
 /* A job divided into tasks, for the drivers of linear and of experts. */
 struct lin_run {
     struct lin_job job;
     const struct isa *isa;
-    const struct isa_tiles *tiles; /* NULL: on vectors */
+    lin_fn *tiles; /* NULL: on vectors */
     int pairs_per_task, blocks_per_task, pair_tasks;
     bool rounded;      /* x is in q: quantised, or rounded to bf16 */
     int slice, slices; /* columns per quantising task, and slices per row */
@@ -154,11 +148,12 @@ static inline bool lin_expands(enum dtype t, int blocks_per_task)
 }
 /* Scratch for an expanded pair of w, for each worker. */
 bool lin_expand_room(struct cpu_dev *, const struct weight *);
-/* Chooses the kernels of a run whose job has its weight and the rows of x, sets its blocks.
- * @return the most rows of a block */
-int lin_cut_rows(struct lin_run *, const struct cpu_dev *);
+/* Chooses the kernels of a run whose job has its weight and the rows of x, and cuts these into blocks. */
+void lin_cut_rows(struct lin_run *, const struct cpu_dev *);
+/* The most rows of a block. */
+int lin_most_rows(const struct lin_run *);
 /* The bytes of a quantised or rounded row, from the first to the next; sets the job's q_ld and q_stride. */
-size_t lin_row_bytes(struct lin_job *);
+size_t lin_row_bytes(struct lin_run *);
 
 /* Types of weights that are multiplied with quantised activations; those that also need the sums of groups. */
 static inline bool lin_is_grouped(enum dtype t)
@@ -315,7 +310,9 @@ struct isa {
 };
 
 extern const struct isa isa_portable, isa_avx2, isa_avxvnni, isa_avx512, isa_avx512bf16;
-extern const struct isa_tiles tiles_amx; /* beside isa_avx512 */
+/* Of int8 weights on tile registers, beside isa_avx512: the same bits as its own.  Blocks have up to LIN_TILE_ROWS rows, of
+ * which it reads that many each. */
+lin_fn linear_i8_amx;
 
 /* ---- the device ---------------------------------------------------------------------------------------------- */
 
@@ -329,7 +326,7 @@ struct cpu_dev {
     struct dev head;
     struct dev_ops ops;
     const struct isa *isa;
-    const struct isa_tiles *tiles; /* or NULL */
+    lin_fn *tiles; /* of int8 weights, for many rows; or NULL */
     struct pool *pool;
     struct scratch quant, outliers, experts, attn, train, panels;
     struct scratch transposed; /* with panels: for the backward GEMMs */

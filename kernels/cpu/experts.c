@@ -76,7 +76,7 @@ static bool find_outliers(struct experts *x, int32_t *rows)
     bool any = false;
     for (int i = 0; i < x->n; i++) {
         struct lin_run *r = &x->run[i].lin;
-        int T = r->job.x.rows, n = 0, most = r->tiles ? (int)LIN_TILE_ROWS : r->isa->block_rows[r->job.w->t];
+        int T = r->job.x.rows, n = 0, most = lin_most_rows(r);
         for (int t = 0; t < T; t++) {
             rows[n++] = t;
             if (r->outlier[t]) rows[n++] = t;
@@ -101,11 +101,11 @@ static bool round_rows(struct experts *x)
     int n_groups = 0; /* experts of block weights may differ in their groups */
     size_t line = 0, past = 0; /* past: the last expert's, that tiles reach */
     for (int i = 0; i < x->n; i++) {
-        struct lin_job *one = &x->run[i].lin.job;
+        struct lin_run *one = &x->run[i].lin;
         size_t bytes = lin_row_bytes(one);
         line = bytes > line ? bytes : line;
-        n_groups = one->w->n_groups > n_groups ? one->w->n_groups : n_groups;
-        if (one->by_row) past = LIN_TILE_ROWS;
+        n_groups = one->job.w->n_groups > n_groups ? one->job.w->n_groups : n_groups;
+        if (one->tiles) past = LIN_TILE_ROWS;
     }
     size_t bytes = room * (line + sizeof(float) + (size_t)n_groups * sizeof(int32_t)) + past * line;
     int8_t *q = scratch_get(&x->d->quant, bytes);

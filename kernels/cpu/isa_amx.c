@@ -6,7 +6,7 @@
  * are those of the other levels.
  *
  * Tiles of weights are read from their packed form, in which four columns of sixteen outputs are 64 bytes.  Rows of
- * activations are quantised one after another (lin_job.by_row).  The tile of a block's last rows may reach past them:
+ * activations are quantised one after another.  The tile of a block's last rows may reach past them:
  * what is computed there is not stored.
  *
  * int4 and block weights were tried the same way, expanded to bytes: every group's sums must leave the tile to be scaled,
@@ -50,7 +50,7 @@ INLINE void tiles_written(void)
     __asm__ volatile("" : : : "memory");
 }
 
-/* ---- int8 ------------------------------------------------------------------------------------------------------ */
+/* ---- products ------------------------------------------------------------------------------------------------------ */
 
 /* The last columns of a block's rows or of a pair's weights, when they do not fill a tile: zeros follow them. */
 struct rest {
@@ -119,15 +119,9 @@ static void i8_store(const struct lin_job *j, const struct block *b, const int32
     }
 }
 
-INLINE void prefetch_y(const struct lin_job *j, const struct block *b, int rows)
-{
-    for (int r = 0; r < rows; r++)
-        __builtin_prefetch(mat_row(&j->y, lin_row(j, b->row + r)) + panel_column(j, b->pair, 0), 1, 3);
-}
-
 /* A block of rows stays in the first cache while the task's weights pass, which are in the second after the first
  * block. */
-static void linear_i8(const struct lin_job *j, int block0, int block1, int pair0, int pair1)
+void linear_i8_amx(const struct lin_job *j, int block0, int block1, int pair0, int pair1)
 {
     _Alignas(64) int32_t sums[ROWS * PAIR];
     _Alignas(64) float up[ROWS * PANEL];
@@ -142,7 +136,7 @@ static void linear_i8(const struct lin_job *j, int block0, int block1, int pair0
             memcpy(rest.x[r], j->q + (size_t)(b.row + r) * j->q_stride + (j->w->k_pad - left), (size_t)left);
         for (b.pair = pair0; b.pair < pair1; b.pair++) {
             b.w = j->w->data + (size_t)b.pair * j->w->pair_bytes;
-            prefetch_y(j, &b, rows);
+            block_prefetch_y(j, &b, rows);
             if (rows > TILE_ROWS)
                 i8_sums(j, &b, &rest, i == block0, sums, true);
             else
@@ -153,12 +147,3 @@ static void linear_i8(const struct lin_job *j, int block0, int block1, int pair0
     }
     _tile_release();
 }
-
-/* ---- the level ------------------------------------------------------------------------------------------------- */
-
-static bool tiles_fit(const struct weight *w)
-{
-    return w->t == DT_I8;
-}
-
-const struct isa_tiles tiles_amx = {.fit = tiles_fit, .linear = linear_i8};

@@ -26,9 +26,9 @@ void lin_quantise_task(void *ctx, int task, int worker)
     for (int r = 0; r < R && bf16; r++)
         run->isa->halve_block(words + r, R, mat_row(&j->x, row0 + r), j->x.cols, from, to);
     for (int r = 0; r < R && !bf16; r++) {
-        int row = lin_row(j, row0 + r), apart = j->by_row ? 1 : R;
+        int row = lin_row(j, row0 + r), apart = run->tiles ? 1 : R;
         bool rest = lin_is_rest(j, row0 + r), outlier;
-        int8_t *q = j->by_row ? j->q + (size_t)(row0 + r) * j->q_stride : j->q + (size_t)row0 * j->q_ld + r * 4;
+        int8_t *q = run->tiles ? j->q + (size_t)(row0 + r) * j->q_stride : j->q + (size_t)row0 * j->q_ld + r * 4;
         outlier = run->isa->quantise_block(q, apart, j->q_step + row0 + r,
                                            grouped ? j->q_sum + (size_t)row0 * j->w->n_groups + r : NULL,
                                            j->w->t == DT_I4 ? -8 : 1, j->w->group, mat_row(&j->x, row), j->x.cols, from,
@@ -37,26 +37,29 @@ void lin_quantise_task(void *ctx, int task, int worker)
     }
 }
 
-size_t lin_row_bytes(struct lin_job *j)
+size_t lin_row_bytes(struct lin_run *r)
 {
+    struct lin_job *j = &r->job;
     j->q_ld = lin_is_grouped(j->w->t) ? j->w->k_pad : (j->w->k_pad + 63) / 64 * 64; /* to whole groups */
     size_t bytes = (size_t)j->q_ld * (lin_is_half(j->w->t) ? 2 : 1);
-    if (!j->by_row) return bytes;
+    if (!r->tiles) return bytes;
     /* whole lines; and sixteen rows must not meet in the same few sets of a cache */
     j->q_stride = (bytes + 63) / 64 * 64;
     if (j->q_stride % 1024 == 0) j->q_stride += 64;
     return j->q_stride;
 }
 
-int lin_cut_rows(struct lin_run *r, const struct cpu_dev *d)
+int lin_most_rows(const struct lin_run *r)
+{
+    return r->tiles ? (int)LIN_TILE_ROWS : r->isa->block_rows[r->job.w->t];
+}
+
+void lin_cut_rows(struct lin_run *r, const struct cpu_dev *d)
 {
     struct lin_job *j = &r->job;
-    int rows = j->x.rows;
-    r->tiles = d->tiles && rows >= LIN_TILE_LEAST && d->tiles->fit(j->w) ? d->tiles : NULL;
-    j->by_row = r->tiles;
-    int most = r->tiles ? (int)LIN_TILE_ROWS : r->isa->block_rows[j->w->t];
-    j->n_blocks = (rows + most - 1) / most;
-    return most;
+    r->tiles = j->w->t == DT_I8 && j->x.rows >= LIN_TILE_LEAST ? d->tiles : NULL;
+    int most = lin_most_rows(r);
+    j->n_blocks = (j->x.rows + most - 1) / most;
 }
 
 /* Quantises x to q, its steps and its sums, in the device's scratch. */
@@ -66,7 +69,7 @@ static bool quantise_rows(struct cpu_dev *d, struct lin_run *r)
     struct lin_job *j = &r->job;
     size_t T = (size_t)lin_rows(j);
     int threads = d->head.threads;
-    size_t row = lin_row_bytes(j), past = j->by_row ? LIN_TILE_ROWS * row : 0; /* that tiles reach */
+    size_t row = lin_row_bytes(r), past = r->tiles ? LIN_TILE_ROWS * row : 0; /* that tiles reach */
     int8_t *q = scratch_get(&d->quant, T * (row + sizeof(float) + (size_t)j->w->n_groups * sizeof(int32_t)) + past);
     if (!q) return false;
     j->q = q;
@@ -85,10 +88,10 @@ static bool quantise_rows(struct cpu_dev *d, struct lin_run *r)
 
 /* Quantises x; in the rare case that there are outlier rows, quantises again with a second row, the residual, for
  * each. */
-static bool quantise_x(struct cpu_dev *d, struct lin_run *r, int most)
+static bool quantise_x(struct cpu_dev *d, struct lin_run *r)
 {
     struct lin_job *j = &r->job;
-    int T = j->x.rows, n = 0;
+    int T = j->x.rows, n = 0, most = lin_most_rows(r);
     if (lin_is_half(j->w->t)) return quantise_rows(d, r);
     int32_t *rows = scratch_get(&d->outliers, (size_t)T * (2 * sizeof *rows + sizeof *r->outlier));
     if (!rows) return false;
@@ -115,7 +118,7 @@ void lin_task(void *ctx, int task, int worker)
     if (block1 > j->n_blocks) block1 = j->n_blocks;
     if (pair1 > j->w->pairs) pair1 = j->w->pairs;
     if (r->tiles)
-        r->tiles->linear(j, block0, block1, pair0, pair1);
+        r->tiles(j, block0, block1, pair0, pair1);
     else if (j->w->t == DT_BLOCK)
         r->isa->linear_block(j, block0, block1, pair0, pair1, r->expand ? r->worker[worker].p : NULL);
     else if (j->w->t == DT_F8)
@@ -153,10 +156,10 @@ static void run_job(struct dev *head, const struct lin_job *job, const char *op)
     enum dtype t = job->w->t;
     int rows = job->x.rows, pairs = job->w->pairs;
     if (rows == 0) return;
-    int most = lin_cut_rows(&r, d);
+    lin_cut_rows(&r, d);
     r.rounded = lin_is_int(t) || (lin_is_half(t) && head->bf16_x);
     if (job->w->order) r.job.x = order_columns(head, job->w, &job->x);
-    if (!r.job.x.p || (r.rounded && !quantise_x(d, &r, most))) {
+    if (!r.job.x.p || (r.rounded && !quantise_x(d, &r))) {
         dev_fail(head, op, "out of memory for %d rows of quantised activations", rows);
         return;
     }

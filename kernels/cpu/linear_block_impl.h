@@ -237,8 +237,7 @@ static void linear_block(const struct lin_job *j, int block0, int block1, int pa
                 b.stride = share / (form.pair_bytes / 64);
                 b.lines = (int)(share / 64) / form.n_groups + 1;
             }
-            for (int r = 0; r < rows; r++)
-                __builtin_prefetch(mat_row(&j->y, lin_row(j, b.row + r)) + panel_column(j, pair, 0), 1, 3);
+            block_prefetch_y(j, &b, rows);
             fn(j, &b, rows);
             if (j->gated) block_gate(j, &b, rows);
         }

@@ -298,8 +298,7 @@ static void linear_task(const struct lin_job *j, int block0, int block1, int pai
             b.row = lin_block_row(j, i);
             int rows = lin_block_row(j, i + 1) - b.row;
             block_prefetch(j, &b, next, i - block0, block1 - block0, prefetches);
-            for (int r = 0; r < rows; r++) /* prefetches the destination, a line or two of each row */
-                __builtin_prefetch(mat_row(&j->y, lin_row(j, b.row + r)) + panel_column(j, pair, 0), 1, 3);
+            block_prefetch_y(j, &b, rows);
             blocks(j, &b, rows);
             if (j->gated) block_gate(j, &b, rows);
         }

@@ -62,6 +62,13 @@ INLINE void block_store(const struct lin_job *j, const struct block *b, int r, i
         v_store_n(to, y, left);
 }
 
+/* Prefetches where the block's results go, a line or two of each row. */
+INLINE void block_prefetch_y(const struct lin_job *j, const struct block *b, int rows)
+{
+    for (int r = 0; r < rows; r++)
+        __builtin_prefetch(mat_row(&j->y, lin_row(j, b->row + r)) + panel_column(j, b->pair, 0), 1, 3);
+}
+
 /* The sum that block_store wrote to y. */
 INLINE vf block_sum(const struct lin_job *j, const struct block *b, int r, int panel)
 {

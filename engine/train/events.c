@@ -84,12 +84,5 @@ void train_emit_warnings(struct train *t)
 
 bool train_device_failed(struct train *t, struct err *e)
 {
-    struct dev_error w;
-    if (t->gate ? !scheduler_gate_error(t->gate, &w) : !t->d->error.op) return false;
-    if (!t->gate) {
-        w = t->d->error;
-        dev_clear_error(t->d);
-    }
-    err_set(e, w.lost ? ERR_LOST : ERR_NOMEM, "device: op %s: %s", w.op, w.msg);
-    return true;
+    return scheduler_gate_failed(t->gate, t->d, e);
 }

@@ -201,6 +201,15 @@ void micro_open(struct micro *m, int max_tokens, int near_len)
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) *arrays[i] = mem_array(n, sizeof(int32_t));
 }
 
+void micro_uniform(struct micro *m, int n_tokens, int len)
+{
+    m->n_tokens = m->n_targets = m->unit[1] = m->unit_target[1] = n_tokens;
+    m->n_units = 1;
+    m->unit[0] = m->unit_target[0] = 0;
+    m->n_seqs = (n_tokens + len - 1) / len;
+    for (int i = 0; i <= m->n_seqs; i++) m->q_start[i] = i * len < n_tokens ? i * len : n_tokens;
+}
+
 void micro_close(struct micro *m)
 {
     int32_t *arrays[] = {m->id, m->pos, m->q_start, m->row, m->target, m->unit, m->unit_target};

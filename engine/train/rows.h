@@ -42,6 +42,8 @@ int train_rows_tokens(const struct train_rows *, const struct microbatches_step 
 void micro_open(struct micro *, int max_tokens, int near_len);
 void micro_fill(struct micro *, const struct train_rows *, const struct microbatches_step *, uint32_t from, uint32_t to,
                 uint64_t before);
+/* Sequences of len tokens, of which each is a target, n_tokens in all; the ids are left as they are: for dry runs. */
+void micro_uniform(struct micro *, int n_tokens, int len);
 void micro_close(struct micro *);
 
 #endif

@@ -1,6 +1,7 @@
 #include "engine/train/scheduler_gate.h"
 
 #include "engine/base/clock.h"
+#include "engine/base/err.h"
 #include "engine/base/mem.h"
 #include "kernels/ops.h"
 #include "kernels/trace.h"
@@ -117,6 +118,18 @@ bool scheduler_gate_error(struct scheduler_gate *g, struct dev_error *out)
     *out = g->error;
     g->error.op = NULL;
     return out->op != NULL;
+}
+
+bool scheduler_gate_failed(struct scheduler_gate *g, struct dev *d, struct err *e)
+{
+    struct dev_error w;
+    if (g ? !scheduler_gate_error(g, &w) : !d->error.op) return false;
+    if (!g) {
+        w = d->error;
+        dev_clear_error(d);
+    }
+    err_set(e, w.lost ? ERR_LOST : ERR_NOMEM, "device: op %s: %s", w.op, w.msg);
+    return true;
 }
 
 static bool may_go_on(const struct scheduler_gate *g, uint64_t now)

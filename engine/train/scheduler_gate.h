@@ -11,6 +11,7 @@
 
 struct dev;
 struct dev_error;
+struct err;
 struct scheduler_gate;
 
 /* d: the device whose errors the gate collects (scheduler_gate_error); NULL: errors stay in the device.  wake(arg) is
@@ -59,6 +60,8 @@ void scheduler_gate_leave(struct scheduler_gate *);
 /* Takes the first error of the trainer's ops since the last call.  @return false when there was none.  The gate moves
  * these errors out of the device, where they would end requests. */
 bool scheduler_gate_error(struct scheduler_gate *, struct dev_error *out);
+/* The same as an error of the caller: ERR_LOST, ERR_NOMEM.  Without a gate (NULL) of the device itself. */
+bool scheduler_gate_failed(struct scheduler_gate *, struct dev *d, struct err *e);
 
 /* ---- engine thread ---- */
 

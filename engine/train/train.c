@@ -19,15 +19,10 @@ const struct train_plan *train_plan(const struct train *t)
 static void largest_step(void *arg)
 {
     struct train *t = arg;
-    struct micro *b = &t->micro;
     int T = t->tm.max_tokens, len = t->p.max_length < T ? t->p.max_length : T, lengths[] = {len, 8};
     for (int k = 0; k < 2; k++) {
-        b->n_tokens = b->n_targets = b->unit[1] = b->unit_target[1] = T;
-        b->n_units = 1;
-        b->unit[0] = b->unit_target[0] = 0;
-        b->n_seqs = (T + lengths[k] - 1) / lengths[k];
-        for (int i = 0; i <= b->n_seqs; i++) b->q_start[i] = i * lengths[k] < T ? i * lengths[k] : T;
-        train_model_run(&t->tm, b, true, 1);
+        micro_uniform(&t->micro, T, lengths[k]);
+        train_model_run(&t->tm, &t->micro, true, 1);
     }
     optim_grad_norm(&t->o);
     optim_step(&t->o, &t->p, 0, 1, 1);

@@ -32,17 +32,9 @@ struct tuner {
     bool lost; /* gradients were lost by an error */
 };
 
-/* As train_device_failed. */
 static bool device_failed(const struct tuner *t, struct err *e)
 {
-    struct dev_error w;
-    if (t->gate ? !scheduler_gate_error(t->gate, &w) : !t->d->error.op) return false;
-    if (!t->gate) {
-        w = t->d->error;
-        dev_clear_error(t->d);
-    }
-    err_set(e, w.lost ? ERR_LOST : ERR_NOMEM, "device: op %s: %s", w.op, w.msg);
-    return true;
+    return scheduler_gate_failed(t->gate, t->d, e);
 }
 
 static struct op_chunks chunks_of(const struct tuner *t)
@@ -93,11 +85,6 @@ struct tuner *tuner_open(const struct tuner_params *p, struct model *m, struct s
     }
     scheduler_gate_leave(gate);
     return t;
-}
-
-uint64_t tuner_parameters(const struct tuner *t)
-{
-    return t->o.trained;
 }
 
 static void close_activations(struct tuner *t)
@@ -155,14 +142,10 @@ static void end_micro(struct micro *b)
 static void largest_run(void *arg)
 {
     struct tuner *t = arg;
-    struct micro *b = &t->micro;
     int n = t->tm.max_tokens, lengths[] = {n, 8};
     for (int k = 0; k < 2; k++) {
-        b->n_tokens = b->n_targets = n;
-        b->n_seqs = (n + lengths[k] - 1) / lengths[k];
-        for (int i = 0; i <= b->n_seqs; i++) b->q_start[i] = i * lengths[k] < n ? i * lengths[k] : n;
-        end_micro(b);
-        train_model_run(&t->tm, b, true, 1);
+        micro_uniform(&t->micro, n, lengths[k]);
+        train_model_run(&t->tm, &t->micro, true, 1);
     }
     optim_grad_norm(&t->o);
     optim_step(&t->o, &t->p, 0, 1, 1);

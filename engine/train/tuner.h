@@ -55,7 +55,6 @@ int tuner_run(struct tuner *, const struct tuner_row *, int n_rows, bool back, s
 int tuner_step(struct tuner *, const struct tuner_step *, double *norm, struct err *e);
 /* Its adapter as it is now; valid until the next call.  NULL and *e. */
 struct adapter *tuner_adapter(struct tuner *, struct err *e);
-uint64_t tuner_parameters(const struct tuner *);
 void tuner_free(struct tuner *);
 
 #endif

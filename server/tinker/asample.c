@@ -256,6 +256,7 @@ static void begin(struct http_req *req, const cJSON *body)
 
 /* A long body, parsed on the pool. */
 struct reading {
+    struct app *app;
     struct http_req *req; /* NULL once closed */
     struct http_body body;
     cJSON *tree;
@@ -270,27 +271,22 @@ static void on_close(struct http_req *req)
 static void work_parse(void *arg)
 {
     struct reading *r = arg;
-    r->tree = json_parse_body(r->body.data, r->body.len, &r->e);
+    r->tree = tinker_parse(r->body.data, r->body.len, &r->e);
     http_body_free(&r->body);
 }
 
 static void after_parse(void *arg)
 {
     struct reading *r = arg;
-    struct app *app = r->req ? r->req->app : NULL;
     if (r->req) {
         r->req->on_close = NULL;
         r->req->user = NULL;
-        if (r->tree && !cJSON_IsObject(r->tree)) err_set(&r->e, ERR_INVALID, "the body must be a JSON object");
         if (r->e.code)
             tinker_refuse(r->req, &r->e);
         else
             begin(r->req, r->tree);
     }
-    if (app)
-        body_free_json(app->bridge, 0, r->tree);
-    else
-        json_free(r->tree);
+    body_free_json(r->app->bridge, 0, r->tree);
     free(r);
 }
 
@@ -305,6 +301,7 @@ void api_tinker_asample(struct http_req *req)
         return;
     }
     struct reading *r = mem_zalloc(sizeof *r);
+    r->app = app;
     r->req = req;
     http_take_body(req, &r->body);
     req->user = r;

@@ -54,11 +54,6 @@ struct run {
     int snapshots;
 };
 
-static const char *finished_text(const struct run_call *c)
-{
-    return c->e.code ? c->e.msg : "";
-}
-
 static void call_free(struct run_call *c)
 {
     gradient_request_free(&c->gradient);
@@ -230,7 +225,7 @@ static void finish(struct run_call *c)
     }
     if (c->e.code && f)
         future_failed(f, c->e.code == ERR_INVALID || c->e.code == ERR_UNSUPPORTED ? "user" : "server",
-                      finished_text(c));
+                      c->e.msg);
     else if (c->kind == CALL_PUBLISH && !c->e.code)
         finish_publish(c);
     else if (f && c->kind == CALL_OPEN)

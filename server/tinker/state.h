@@ -91,7 +91,9 @@ struct tinker {
 struct sampler *sampler_new(struct tinker *, struct session *, struct served_model *); /* NULL: there are too many */
 
 struct tinker *tinker_of(const struct http_req *);
-/* @return the body's object, to be freed with json_free; NULL with an answer. */
+/* @return the text's object, to be freed with json_free; NULL and *e.  Any thread. */
+cJSON *tinker_parse(const char *text, size_t n, struct err *e);
+/* The same of a body; NULL with an answer. */
 cJSON *tinker_body(struct http_req *);
 /* Answers 422 with e's message, or what memory asks for. */
 void tinker_refuse(struct http_req *, const struct err *e);

@@ -27,15 +27,19 @@ void tinker_refuse(struct http_req *req, const struct err *e)
     http_reply_error(req, 422, "validation", "%s", e->msg);
 }
 
+cJSON *tinker_parse(const char *text, size_t n, struct err *e)
+{
+    cJSON *tree = json_parse_body(text, n, e);
+    if (!tree || cJSON_IsObject(tree)) return tree;
+    err_set(e, ERR_INVALID, "the body must be a JSON object");
+    json_free(tree);
+    return NULL;
+}
+
 cJSON *tinker_body(struct http_req *req)
 {
     struct err e = {0};
-    cJSON *tree = json_parse_body(req->body_len ? req->body : "", req->body_len, &e);
-    if (tree && !cJSON_IsObject(tree)) {
-        err_set(&e, ERR_INVALID, "the body must be a JSON object");
-        json_free(tree);
-        tree = NULL;
-    }
+    cJSON *tree = tinker_parse(req->body_len ? req->body : "", req->body_len, &e);
     if (!tree) tinker_refuse(req, &e);
     return tree;
 }

@@ -1,46 +1,19 @@
 """PyPI's `tinker`, unmodified, against the routes below /api/v1/ (docs/tinker.md)."""
 import math
-import os
 import re
 
 import pytest
 import requests
-from client_rig import NEEDS_DEMO, package, start  # noqa: F401
+from client_rig import NEEDS_DEMO, start  # noqa: F401
 from keys import Keys
+from tinker_rig import PATIENCE, encode, server, service, settled, tinker, types  # noqa: F401
 
-os.environ.update(TINKER_TELEMETRY="0", TINKER_API_KEY="tml-any")
-tinker = package("tinker")
-types = tinker.types
 pytestmark = NEEDS_DEMO
-PATIENCE = 300
-
-
-@pytest.fixture(scope="module")
-def server(start):  # noqa: F811
-    with start("--served-model-name", "demo", "--threads", "2") as s:
-        yield s
-        s.wait_idle()
-
-
-@pytest.fixture(scope="module")
-def service(server):
-    client = tinker.ServiceClient(base_url=server.url)
-    yield client
-    client.holder.close()
 
 
 @pytest.fixture(scope="module")
 def sampler(service):
     return settled(service.create_sampling_client(base_model="demo"))
-
-
-def settled(made):
-    """What a create_ method makes; in newer versions it gives a future of that."""
-    return made.result(timeout=PATIENCE) if hasattr(made, "result") else made
-
-
-def encode(server, text):
-    return [t["id"] for t in server.post("/tokenize", {"inputs": text}).json()]
 
 
 def sample(sampler, prompt, n=1, **kw):

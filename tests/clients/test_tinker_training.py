@@ -1,41 +1,11 @@
 """PyPI's `tinker`, unmodified, fine-tunes the demo model call by call (docs/tinker.md)."""
-import os
-
 import pytest
 from client_rig import NEEDS_DEMO, package, start  # noqa: F401
+from tinker_rig import encode, server, service, settled, tinker, types  # noqa: F401
 
-os.environ.update(TINKER_TELEMETRY="0", TINKER_API_KEY="tml-any")
-tinker = package("tinker")
 np = package("numpy")
-types = tinker.types
 pytestmark = NEEDS_DEMO
-PATIENCE = 300
 TEXTS = ["Once upon a time there was a red fox.", "The fox had a blue hat and a small drum."]
-
-
-@pytest.fixture(scope="module")
-def server(start):  # noqa: F811
-    with start("--served-model-name", "demo", "--threads", "2") as s:
-        yield s
-        s.wait_idle()
-
-
-@pytest.fixture(scope="module")
-def service(server):
-    client = tinker.ServiceClient(base_url=server.url)
-    yield client
-    client.holder.close()
-
-
-def settled(made):
-    """What a call gives at last: newer versions make futures of what older ones gave at once."""
-    while hasattr(made, "result"):
-        made = made.result(timeout=PATIENCE)
-    return made
-
-
-def encode(server, text):
-    return [t["id"] for t in server.post("/tokenize", {"inputs": text}).json()]
 
 
 def tensor(values, kind):

@@ -5,21 +5,13 @@ import time
 import pytest
 import requests
 from client_rig import NEEDS_DEMO, package, start  # noqa: F401
+from tinker_rig import PATIENCE, server  # noqa: F401
 
-package("tinker")
 np = package("numpy")
 from tinker.proto import tinker_public_pb2 as pb  # noqa: E402
 
 pytestmark = NEEDS_DEMO
-PATIENCE = 300
 IDS = [5, 6, 7, 8]
-
-
-@pytest.fixture(scope="module")
-def server(start):  # noqa: F811
-    with start("--served-model-name", "demo", "--threads", "2") as s:
-        yield s
-        s.wait_idle()
 
 
 def call(server, path, body):

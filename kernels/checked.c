@@ -270,7 +270,8 @@ static bool check_attn(struct dev *d, const struct attn_args *a)
     int T = a->qkv.rows;
     if (!check_kv(d, op, a->kv, a->layer, a->heads, a->kv_heads, a->head_dim, &a->qkv, &s) ||
         !check_mat(d, op, "out", &a->out, T, a->heads * a->head_dim) || !check_apart(d, op, &a->out, &a->qkv) ||
-        !check_cap(d, op, a->scale, a->softcap) || (a->sinks && !check_floats(d, op, "sinks", a->sinks)))
+        !check_cap(d, op, a->scale, a->softcap) || (a->sinks && !check_floats(d, op, "sinks", a->sinks)) ||
+        (a->lse.p && !check_mat(d, op, "lse", &a->lse, T, a->heads)))
         return false;
     need(a->window >= 0 && a->n_seqs >= 0, "window %d, n_seqs %d", a->window, a->n_seqs);
     if (a->n_seqs == 0) return true;

@@ -263,7 +263,10 @@ struct head_norm_args {
 /* qkv (T, (heads + 2 kv_heads) * head_dim), q then k then v.  Rotates the first `rot` features of each q and k head
  * in place (half-split pairs (i, i + rot/2), as Hugging Face does; rot 0: none) by the angle pos * inv_freq[i], read
  * from cos, sin (max_pos, rot/2) f32 at row pos[t]; then stores k and v of token t into page slot[t] / KV_PAGE, index
- * slot[t] % KV_PAGE, of layer `layer` of kv. */
+ * slot[t] % KV_PAGE, of layer `layer` of kv.
+ *
+ * With `rounds`, qkv then holds what attn computes with, for training: k and v as the cache holds them, and, with a
+ * bf16 cache, q rounded to bf16.  What the cache holds, and so what attn gives, is the same without. */
 struct rope_kv_args {
     struct mat qkv;
     int heads, kv_heads, head_dim, rot;
@@ -271,6 +274,7 @@ struct rope_kv_args {
     const int32_t *pos, *slot;
     struct kv *kv;
     int layer;
+    bool rounds;
 };
 
 /* Causal attention over the paged cache; rope_kv has stored the tokens' own k, v before. Rows q_start[s] ..
@@ -282,7 +286,9 @@ struct rope_kv_args {
  * bf16 cache q is rounded to bf16, and so may be each softmax weight before it multiplies v.
  *
  * With sinks, the softmax of head h has one more score, sinks[h], which is neither scaled nor capped and has no value:
- * it takes part of the weight, and nothing is added for it. */
+ * it takes part of the weight, and nothing is added for it.
+ *
+ * With lse (T, heads): the natural log of the sum of exp(score), as op attn_seq's.  `out` has the same bits without. */
 struct attn_args {
     struct mat out, qkv;
     int heads, kv_heads, head_dim, window;
@@ -295,6 +301,7 @@ struct attn_args {
     int most_rows;      /* upper bound of the rows of a sequence; 0: the host does not know one */
     float softcap;      /* 0: none */
     const float *sinks; /* (heads) f32; NULL: none */
+    struct mat lse;     /* p NULL: not wanted */
 };
 
 /* out = act(gu[:, :F]) * gu[:, F:].   gu (T, 2F), out (T, F). */

@@ -344,6 +344,7 @@ int model_reserve_kv(struct model *m, int pages, enum dtype kv_type, struct err 
     const struct model_config *c = &m->c;
     if (c->encoder) return 0;
     struct kv_shape shape = {c->layers, pages, c->kv_heads, c->head_dim, kv_type};
+    m->kv_type = kv_type;
     if ((m->kv = m->d->ops->kv_open(m->d, &shape))) return 0;
     return err_set(e, ERR_NOMEM, "no memory for %d KV pages of %zu bytes", pages, model_page_bytes(m, kv_type));
 }

@@ -20,6 +20,7 @@ struct model {
     struct weights w;
     struct rope_table rope[ROPES_MAX]; /* each of max_len positions */
     struct kv *kv;
+    enum dtype kv_type;     /* of kv; DT_NONE: there is none yet */
     char note[160];         /* why device "auto" chose the cpu, or "" */
     size_t workspace_bytes; /* of the activations below */
     int max_len;            /* positions that memory was reserved for */

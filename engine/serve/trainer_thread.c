@@ -84,6 +84,7 @@ static struct model *model_of(struct trainer_thread *t, struct err *e)
     if (!t->job.start) return &t->setup->model;
     if (model_open_beside(&t->start, t->job.start, NULL, t->setup->model.d, e)) return NULL;
     t->started = true;
+    t->start.kv_type = t->setup->model.kv_type; /* it will be served so */
     return &t->start;
 }
 

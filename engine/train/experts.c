@@ -1,5 +1,7 @@
 #include "engine/train/experts.h"
 
+#include "engine/train/exact.h"
+
 /* The largest rank of a GEMM's sites. */
 static int most_rank(const struct model_config *c, const struct site *site, enum layer_gemm gemm)
 {
@@ -128,6 +130,10 @@ static void adapt(struct op_chunks c, const struct train_experts *w, const struc
                   struct mat x, struct mat y)
 {
     gemm(c, w, xa, x, mat_f32(s->a + (size_t)e * (size_t)s->r * (size_t)s->k, s->r, s->k), true, 1, false);
+    if (w->exact) {
+        train_exact_adapt(c, s, e, y, x);
+        return;
+    }
     for (int i = 0; i < s->n_parts; i++) {
         const struct site_part *t = &s->part[i];
         float *b = t->b + (size_t)e * (size_t)t->n * (size_t)t->r;

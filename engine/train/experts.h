@@ -20,6 +20,7 @@ struct train_experts {
     const struct site *site;         /* as train_model's */
     const struct layer_grads *grads; /* (layers) of all weights; NULL: these are frozen */
     bool half;                       /* gemms of adapters and gradients may round to bf16 */
+    bool exact;                      /* adapters by the op of serving (exact.h) */
     struct mat router_xa;            /* (T, r) of the router's site */
     struct mat up_xa, down_xa;       /* (T k, r) of those of the experts */
     struct mat du;                   /* (T k, most r) */

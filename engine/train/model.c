@@ -13,6 +13,11 @@ static struct op_chunks chunks_of(const struct train_model *m)
     return (struct op_chunks){m->d, m->gate, m->watch};
 }
 
+static bool is_exact(const struct train_model *m)
+{
+    return m->exact.kv_type != DT_NONE;
+}
+
 static struct mat first(struct mat m, int rows)
 {
     m.rows = rows;
@@ -177,10 +182,15 @@ static void site_down(struct train_model *m, int layer, enum layer_gemm p, struc
     gemm(m, xa_of(s, p, k, x.rows), x, mat_f32(s->a, s->r, s->k), true, 1, false);
 }
 
-/* y += scale xa b^T */
-static void site_up(struct train_model *m, int layer, enum layer_gemm p, struct mat y, const struct kept *k)
+/* y += scale xa b^T; x: the site's input */
+static void site_up(struct train_model *m, int layer, enum layer_gemm p, struct mat y, struct mat x,
+                    const struct kept *k)
 {
     const struct site *s = train_site(m, layer, p);
+    if (is_exact(m)) {
+        if (s->r) train_exact_adapt(chunks_of(m), s, 0, y, x);
+        return;
+    }
     struct mat xa = xa_of(s, p, k, y.rows);
     for (int i = 0; i < s->n_parts; i++) {
         const struct site_part *t = &s->part[i];
@@ -224,7 +234,10 @@ static void embed_site(struct train_model *m, struct mat x)
                                                     .id = m->id,
                                                     .pos = m->pos,
                                                     .scale = layer_embed_scale(m->c, m->w)});
-    gemm(m, x, xa, mat_f32(s->part->b, s->part->n, s->r), true, s->part->scale, true);
+    if (is_exact(m))
+        train_exact_embed(chunks_of(m), &m->exact, s, x, xa);
+    else
+        gemm(m, x, xa, mat_f32(s->part->b, s->part->n, s->r), true, s->part->scale, true);
 }
 
 static void embed_site_back(struct train_model *m, struct mat dx)
@@ -248,7 +261,10 @@ static void head_site(struct train_model *m, struct mat logits, struct mat h)
     if (!s->r) return;
     struct mat xa = first(m->head_xa, h.rows);
     gemm(m, xa, h, mat_f32(s->a, s->r, s->k), true, 1, false);
-    gemm(m, logits, xa, mat_f32(s->part->b, s->part->n, s->r), true, s->part->scale, true);
+    if (is_exact(m))
+        train_exact_adapt(chunks_of(m), s, 0, logits, h);
+    else
+        gemm(m, logits, xa, mat_f32(s->part->b, s->part->n, s->r), true, s->part->scale, true);
 }
 
 /* dh += */
@@ -296,9 +312,15 @@ static struct attn_seq_args attn_args(const struct train_model *m, const struct 
     return a;
 }
 
+/* Rotates q and k as well. */
 static void attn_forward(struct train_model *m, const struct layer *l, const struct kept *k)
 {
     struct attn_seq_args all = attn_args(m, l, k);
+    if (is_exact(m)) {
+        train_exact_attention(chunks_of(m), &m->exact, l, m->b, m->pos, all.qkv, all.out, all.lse);
+        return;
+    }
+    chunked_rope(chunks_of(m), layer_rope(l, all.qkv, m->pos, false));
     for (struct chunk_seqs s = {0}; chunked_attention(chunks_of(m), WORK_ATTN, &all, m->b->q_start, m->some, &s);) {
         struct attn_seq_args a = all;
         a.out = mat_rows(all.out, s.row, s.rows);
@@ -330,7 +352,7 @@ static void attention(struct train_model *m, const struct layer *l, const struct
 
     linear(m, l, qkv, h, w->qkv, w->qkv_b);
     site_down(m, l->index, GEMM_QKV, h, k);
-    site_up(m, l->index, GEMM_QKV, qkv, k);
+    site_up(m, l->index, GEMM_QKV, qkv, h, k);
     if (l->b->qk_norm) {
         struct mat bare = here(m, k->bare);
         copy(m, bare, mat_cols(qkv, 0, bare.cols));
@@ -342,12 +364,11 @@ static void attention(struct train_model *m, const struct layer *l, const struct
         chunked_norm(chunks_of(m), layer_q_norm_whole(l, qkv));
         chunked_norm(chunks_of(m), layer_k_norm_whole(l, qkv));
     }
-    chunked_rope(chunks_of(m), layer_rope(l, qkv, m->pos, false));
     attn_forward(m, l, k);
     site_down(m, l->index, GEMM_O, att, k);
     if (!y.p) return;
     linear(m, l, out, att, w->o, w->o_b);
-    site_up(m, l->index, GEMM_O, out, k);
+    site_up(m, l->index, GEMM_O, out, att, k);
     after_branch(m, l, ATTENTION, out, y);
     add(m, y, x);
 }
@@ -378,12 +399,12 @@ static void dense(struct train_model *m, const struct layer *l, const struct kep
 
     linear(m, l, up, h, w->up, w->up_b);
     site_down(m, l->index, GEMM_UP, h, k);
-    site_up(m, l->index, GEMM_UP, up, k);
+    site_up(m, l->index, GEMM_UP, up, h, k);
     activate(m, l->b, ff, up);
     site_down(m, l->index, GEMM_DOWN, ff, k);
     if (!out.p) return;
     linear(m, l, out, ff, w->down, w->down_b);
-    site_up(m, l->index, GEMM_DOWN, out, k);
+    site_up(m, l->index, GEMM_DOWN, out, ff, k);
 }
 
 /* y = feed_forward(h); y.p NULL: computes only what the backward pass needs. */
@@ -504,7 +525,7 @@ static void feed_forward_back(struct train_model *m, const struct layer *l, cons
     if (!l->b->inter || !l->b->experts.gate) shared.p = NULL;
     if (experts && shared.p) {
         linear(m, l, shared, area_mat(m, 0, l->b->inter), l->w->down, l->w->down_b);
-        site_up(m, l->index, GEMM_DOWN, shared, k);
+        site_up(m, l->index, GEMM_DOWN, shared, area_mat(m, 0, l->b->inter), k);
     }
     if (experts) dx = train_experts_back(chunks_of(m), &m->experts, l, h, shared, dx);
     if (l->b->inter) dense_back(m, l, k, h, dx, dh, r);
@@ -715,6 +736,7 @@ static void backward(struct train_model *m, struct mat dx)
 struct train_loss train_model_run(struct train_model *m, const struct micro *b, bool back, float scale)
 {
     m->b = b;
+    train_exact_begin(&m->exact);
     scheduler_gate_pass(m->gate); /* a job that resumes with an evaluation does not have the device yet */
     upload(m, b, scale);
     watch_from(m, WATCH_EMBEDDINGS, -1);

@@ -16,6 +16,7 @@
 #include "engine/model/config.h"
 #include "engine/model/rope.h"
 #include "engine/model/weights.h"
+#include "engine/train/exact.h"
 #include "engine/train/experts.h"
 #include "engine/train/grads.h"
 #include "engine/train/op_watch.h"
@@ -72,6 +73,7 @@ struct train_model {
     bool half;                /* gemms may round to bf16 */
     bool recompute;
     int max_tokens;
+    struct train_exact exact; /* with kv_type set: the forward pass is serving's, and there is no dropout */
 
     /* set by open */
     struct rope_table rope[ROPES_MAX];
@@ -106,7 +108,7 @@ static inline const struct site *train_site(const struct train_model *m, int lay
 }
 
 /* model_memory.c.  Bytes that train_model_open would allocate; *largest: the largest single allocation.  Reads only c,
- * site, grads, the dropouts, recompute and max_tokens. */
+ * d, site, grads, the dropouts, recompute, exact and max_tokens. */
 size_t train_model_bytes(const struct train_model *, size_t *largest);
 /* positions: size of the rotary tables. */
 int train_model_open(struct train_model *, int positions, struct err *);

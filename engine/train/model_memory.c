@@ -98,7 +98,7 @@ static void take_sites(struct take *t)
     if (needs_of(m, 0, m->c->layers).branch) m->branch = take_mat(t, m->max_tokens, m->c->hidden);
 }
 
-static void *take_for_experts(void *arg, size_t n, size_t size)
+static void *take_for(void *arg, size_t n, size_t size)
 {
     return take(arg, n, size);
 }
@@ -116,8 +116,10 @@ static void take_all(struct take *t)
     struct kept scratch;
     for (int i = 0; i < m->n_kept; i++) take_kept(t, i, t->count ? &scratch : &m->kept[i]);
     take_sites(t);
-    train_experts_take(&m->experts, m->c, m->site, m->max_tokens, take_for_experts, t);
+    train_experts_take(&m->experts, m->c, m->site, m->max_tokens, take_for, t);
     m->experts.half = m->half;
+    m->experts.exact = m->exact.kv_type != DT_NONE;
+    t->bytes += train_exact_take(&m->exact, m->c, m->d, T, train_site(m, 0, GEMM_EMBEDDING)->r, take_for, t);
     m->experts.grads = m->grads ? m->grads->layer : NULL;
     m->h = take_mat(t, T, c->hidden);
     m->dx = take_mat(t, T, c->hidden);
@@ -147,6 +149,7 @@ int train_model_open(struct train_model *m, int positions, struct err *e)
     struct take t = {.m = m};
     m->kept = mem_array(m->recompute ? 1 : (size_t)m->c->layers, sizeof *m->kept);
     take_all(&t);
+    t.failed |= !t.failed && !train_exact_open(&m->exact, m->c, m->d, m->max_tokens);
     if (t.failed) return err_set(e, ERR_NOMEM, "no memory for the activations of %d tokens", m->max_tokens);
     size_t T = (size_t)m->max_tokens;
     m->host_loss = mem_array(T, sizeof *m->host_loss);
@@ -168,6 +171,7 @@ int train_model_reopen(struct train_model *m, int max_tokens, int positions, str
     next.host_hit = NULL;
     next.b = NULL;
     next.experts = (struct train_experts){0};
+    next.exact = (struct train_exact){.kv_type = next.exact.kv_type};
     for (int i = 0; i < ROPES_MAX; i++) next.rope[i] = (struct rope_table){0};
     *m = next;
     return train_model_open(m, positions, e);
@@ -177,6 +181,7 @@ void train_model_close(struct train_model *m)
 {
     for (size_t i = 0; i < m->n_owned; i++) m->d->ops->free(m->d, m->owned[i]);
     rope_tables_close(m->d, m->rope);
+    train_exact_close(&m->exact, m->d);
     free(m->owned);
     free(m->kept);
     free(m->host_loss);

@@ -136,6 +136,9 @@ int train_params_check(struct train_params *p, const struct model_config *c, str
     if (lora && p->dropout > 0)
         return err_set(e, ERR_INVALID, "dropout is for method full: adapters have lora_dropout");
     if (!lora) p->lora_dropout = 0;
+    if (p->exact && (p->lora_dropout > 0 || p->dropout > 0))
+        return err_set(e, ERR_INVALID, "exact: %s must be 0, since texts are sampled without dropout",
+                       lora ? "lora_dropout" : "dropout");
     if (!p->micro_tokens) p->micro_tokens = p->batch_tokens < 2048 ? p->batch_tokens : 2048;
     if (p->micro_tokens < p->max_length && p->micro_tokens != MICRO_TOKENS_AUTO) p->micro_tokens = p->max_length;
     return 0;
@@ -217,6 +220,7 @@ uint64_t train_job_hash(const struct train_params *p, uint64_t data, uint64_t ev
     };
     uint64_t h = rng_mix(p->seed);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) h = mix_number(h, numbers[i]);
+    if (p->exact) h = mix_number(h, 1); /* not in the list: the hash of other jobs stays */
     h = rng_mix(h ^ data);
     h = rng_mix(h ^ eval);
     for (size_t i = 0; base && i < tensor_source_count(base); i++) h = mix_tensor(h, tensor_source_at(base, i));

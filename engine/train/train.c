@@ -77,6 +77,7 @@ static void hash_job(struct train *t)
                              t->model->w.file, p, t->o.n);
     /* the type in which the base's weights are used is not in its file */
     t->hash = rng_mix(t->hash ^ rng_mix((uint64_t)t->model->w.type << 1 | t->d->bf16_x));
+    if (t->p.exact) t->hash = rng_mix(t->hash ^ rng_mix((uint64_t)t->tm.exact.kv_type));
 }
 
 /* What cannot be trained is refused by name. */
@@ -145,7 +146,8 @@ int train_plan_job(const struct train_job *job, struct model *m, struct schedule
 struct train *train_open(const struct train_job *job, struct model *m, struct scheduler_gate *gate, struct err *e)
 {
     struct train *t = train_new(job, m, gate);
-    if (t->p.f32 && !gate) m->d->bf16_x = false; /* no engine serves from this device */
+    /* no engine serves from this device; exact: one may later, as it is */
+    if (t->p.f32 && !gate && !t->p.exact) m->d->bf16_x = false;
     if (open_all(t, e)) {
         struct err lost = {0};
         if (train_device_failed(t, &lost) && lost.code == ERR_LOST)

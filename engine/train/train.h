@@ -64,6 +64,7 @@ struct train_params {
     double min_improvement; /* early_stopping_threshold: smallest decrease of the loss that counts as one; 0 */
     enum train_recompute recompute;
     bool f32;         /* GEMMs in f32 even where bf16 is faster; while serving only those of adapters */
+    bool exact;       /* the forward pass has the ops and types of serving (exact.h); without dropout */
     bool random_init; /* full: start from random weights of this shape, not the model's */
     uint64_t seed;    /* 42 */
 };

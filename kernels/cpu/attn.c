@@ -6,6 +6,7 @@
  * arithmetic. */
 #include "kernels/cpu/cpu.h"
 
+#include <math.h>
 #include <string.h>
 
 struct attn_run {
@@ -50,8 +51,10 @@ static void block_finish(const struct attn_run *r, const struct attn_block *b, c
 {
     for (int i = 0; i < b->n_rows; i++) {
         int row = b->row0 + i, h = b->kv_head * b->group + row % b->group;
-        float *out = mat_row(&r->a->out, b->token0 + row / b->group) + (size_t)h * r->a->head_dim;
-        r->isa->attn_finish(out, part + i, r->a->head_dim);
+        int token = b->token0 + row / b->group;
+        float *out = mat_row(&r->a->out, token) + (size_t)h * r->a->head_dim;
+        float sum = r->isa->attn_finish(out, part + i, r->a->head_dim);
+        if (r->a->lse.p) mat_row(&r->a->lse, token)[h] = (float)(M_LN2 * ((double)part[i].max + log2((double)sum)));
     }
 }
 

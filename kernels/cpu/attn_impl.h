@@ -407,8 +407,10 @@ static void attn_merge(struct attn_part *into, const struct attn_part *part, int
         v_store(into->out + c, v_fma(v_load(into->out + c), keep, v_mul(v_load(part->out + c), take)));
 }
 
-static void attn_finish(float *out, const struct attn_part *part, int head_dim)
+static float attn_finish(float *out, const struct attn_part *part, int head_dim)
 {
-    vf inv = v_set1(1.0f / v_sum(v_load(part->sum)));
+    float sum = v_sum(v_load(part->sum));
+    vf inv = v_set1(1.0f / sum);
     FOR_LANES(c, head_dim) v_store_n(out + c, v_mul(v_load(part->out + c), inv), left);
+    return sum;
 }

@@ -279,7 +279,7 @@ struct isa {
                            int from, int to, bool rest);
     void (*attn_split)(const struct attn_block *, int split, struct attn_part *part); /* n_rows parts */
     void (*attn_merge)(struct attn_part *into, const struct attn_part *part, int dim_pad);
-    void (*attn_finish)(float *out, const struct attn_part *part, int head_dim);
+    float (*attn_finish)(float *out, const struct attn_part *part, int head_dim); /* returns the sum of the weights */
     void (*norm)(float *out, const float *x, int n, const float *w, const float *b, float eps, enum norm_kind kind);
     void (*add)(float *x, const float *y, int n);
     void (*act)(float *x, int n, enum act_kind act);

@@ -134,6 +134,22 @@ static void kv_store(const struct isa *isa, const struct kv *kv, uint8_t *block,
     }
 }
 
+/* Rounds x as storing it in a cache of type t and reading it there does. */
+static void kv_round(const struct isa *isa, enum dtype t, float *x, int dim)
+{
+    int8_t q[HEAD_DIM_MAX];
+    uint16_t half[HEAD_DIM_MAX];
+    float step;
+    if (t == DT_F32) return;
+    if (t == DT_I8) {
+        isa->quantise(q, &step, x, dim);
+        for (int i = 0; i < dim; i++) x[i] = (float)q[i] * step;
+        return;
+    }
+    isa->halve(half, t, x, dim);
+    for (int i = 0; i < dim; i++) x[i] = t == DT_BF16 ? bf16_to_f32(half[i]) : f16_to_f32(half[i]);
+}
+
 struct rope_run {
     const struct isa *isa;
     const struct rope_kv_args *a;
@@ -154,6 +170,9 @@ static void rope_token(const struct rope_run *r, int t)
         uint8_t *block = kv_block(kv, a->layer, a->slot[t] / KV_PAGE, h);
         kv_store(r->isa, kv, block, place, k + h * dim, v + h * dim);
     }
+    if (!a->rounds) return;
+    for (int h = kv->shape.t == DT_BF16 ? 0 : a->heads; h < a->heads + 2 * a->kv_heads; h++)
+        kv_round(r->isa, kv->shape.t, q + (size_t)h * dim, dim);
 }
 
 static void rope_task(void *ctx, int task, int worker)

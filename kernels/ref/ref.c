@@ -393,6 +393,9 @@ static void ref_rope_kv(struct dev *d, const struct rope_kv_args *a)
             kv_round(kv_at(a->kv, a->layer, a->slot[t], 0, h), k + h * a->head_dim, a->head_dim, a->kv->shape.t);
             kv_round(kv_at(a->kv, a->layer, a->slot[t], 1, h), v + h * a->head_dim, a->head_dim, a->kv->shape.t);
         }
+        if (!a->rounds) continue;
+        for (int h = a->kv->shape.t == DT_BF16 ? 0 : a->heads; h < a->heads + 2 * a->kv_heads; h++)
+            kv_round(row + h * a->head_dim, row + h * a->head_dim, a->head_dim, a->kv->shape.t);
     }
 }
 
@@ -429,6 +432,7 @@ static void attn_head(const struct attn_args *a, int t, int h, int p, const int3
             o += score[i] * kv_at(a->kv, a->layer, pages[i / KV_PAGE] * KV_PAGE + i % KV_PAGE, 1, kv_head)[c];
         out[c] = (float)(o / sum);
     }
+    if (a->lse.p) mat_row(&a->lse, t)[h] = (float)(max + log(sum));
 }
 
 static void ref_attn(struct dev *d, const struct attn_args *a)

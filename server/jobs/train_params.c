@@ -100,6 +100,7 @@ static const struct field {
     {"early_stopping_threshold", K_NUMBER, AT(min_improvement), NULL},
     {"recompute", K_CHOICE, AT(recompute), recompute_names},
     {"f32", K_BOOL, AT(f32), NULL},
+    {"exact", K_BOOL, AT(exact), NULL},
     {"random_init", K_BOOL, AT(random_init), NULL},
     {"seed", K_U64, AT(seed), NULL},
 };

@@ -22,6 +22,7 @@ struct bed {
     enum dtype t;
     struct kv *kv;
     int layers, pages, free_page;
+    bool rounds; /* of rope_kv */
     int *page_order;
     float *cos, *sin, *tables, *sinks;
 };
@@ -72,9 +73,10 @@ static void bed_close(struct bed *b)
     free(b->page_order);
 }
 
-/* One sequence: qkv (len, width) of all its tokens, how many were fed, the outputs (len, heads * head_dim). */
+/* One sequence: qkv (len, width) of all its tokens, how many were fed, the outputs (len, heads * head_dim) and lse
+ * (len, heads). */
 struct seq {
-    float *qkv, *out;
+    float *qkv, *out, *lse;
     int len, fed, n_pages;
     int32_t pages[MAX_POS / KV_PAGE + 1];
 };
@@ -90,19 +92,20 @@ static struct seq seq_make(const struct shape *s, int len, uint64_t seed)
     random_seed(seed);
     q.qkv = random_floats((size_t)len * width_of(s), 1);
     q.out = calloc((size_t)len * s->heads * s->head_dim, 4);
+    q.lse = calloc((size_t)len * s->heads, 4);
     return q;
 }
 
 static void seq_free(struct seq *q)
 {
-    free(q->qkv), free(q->out);
+    free(q->qkv), free(q->out), free(q->lse);
 }
 
 /* Feeds the next n[i] tokens of each sequence in one batch: rope_kv, then attn, in layer 1. */
 static void feed(struct bed *b, struct seq *const *seqs, const int *n, int n_seqs)
 {
     struct dev *d = b->d;
-    int W = width_of(&b->s), O = b->s.heads * b->s.head_dim, T = 0, ld = 0, most = 0;
+    int W = width_of(&b->s), H = b->s.heads, O = H * b->s.head_dim, T = 0, ld = 0, most = 0;
     int32_t q_start[8] = {0}, kv_len[8];
     for (int i = 0; i < n_seqs; i++) {
         T += n[i];
@@ -124,25 +127,28 @@ static void feed(struct bed *b, struct seq *const *seqs, const int *n, int n_seq
         }
     }
     float *dx = put(d, x, (size_t)T * W * 4), *out = put(d, NULL, (size_t)T * O * 4);
+    float *lse = put(d, NULL, (size_t)T * H * 4);
     int32_t *dpos = put(d, pos, (size_t)T * 4), *dslot = put(d, slot, (size_t)T * 4);
     int32_t *dstart = put(d, q_start, sizeof q_start), *dlen = put(d, kv_len, sizeof kv_len);
     int32_t *dpages = put(d, pages, ((size_t)n_seqs * ld + 1) * 4);
     struct mat qkv = mat_f32(dx, T, W);
     op_rope_kv(d, (struct rope_kv_args){qkv, b->s.heads, b->s.kv_heads, b->s.head_dim, b->s.rot, b->cos, b->sin, dpos,
-                                        dslot, b->kv, 1});
+                                        dslot, b->kv, 1, b->rounds});
     op_attn(d, (struct attn_args){mat_f32(out, T, O), qkv, b->s.heads, b->s.kv_heads, b->s.head_dim, b->s.window,
                                   1 / sqrtf((float)b->s.head_dim), n_seqs, dstart, dlen, dpages, ld, b->kv, 1,
-                                  T % 2 ? most : 0, b->s.softcap, b->sinks});
+                                  T % 2 ? most : 0, b->s.softcap, b->sinks, mat_f32(lse, T, H)});
     check_device("rope_kv + attn", d);
     float *rotated = get(d, dx, (size_t)T * W), *host = get(d, out, (size_t)T * O);
+    float *sums = get(d, lse, (size_t)T * H);
     for (int i = 0; i < n_seqs; i++) {
         memcpy(seqs[i]->out + (size_t)seqs[i]->fed * O, host + (size_t)q_start[i] * O, (size_t)n[i] * O * 4);
         memcpy(seqs[i]->qkv + (size_t)seqs[i]->fed * W, rotated + (size_t)q_start[i] * W, (size_t)n[i] * W * 4);
+        memcpy(seqs[i]->lse + (size_t)seqs[i]->fed * H, sums + (size_t)q_start[i] * H, (size_t)n[i] * H * 4);
         seqs[i]->fed += n[i];
     }
-    void *all[] = {dx, out, dpos, dslot, dstart, dlen, dpages};
+    void *all[] = {dx, out, lse, dpos, dslot, dstart, dlen, dpages};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) d->ops->free(d, all[i]);
-    free(x), free(pos), free(slot), free(pages), free(rotated), free(host);
+    free(x), free(pos), free(slot), free(pages), free(rotated), free(host), free(sums);
 }
 
 static const enum dtype kv_types[] = {DT_F32, DT_F16, DT_BF16, DT_I8};
@@ -194,10 +200,55 @@ static void ragged_case(struct dev *dev, struct dev *ref, struct shape s, enum d
                  check_out ? "attn" : "rope", dtype_name(t), s.heads, s.kv_heads, s.head_dim, s.rot, s.window,
                  (double)s.softcap, s.sinks, k);
         size_t len = (size_t)seqs[0][k].len;
-        if (check_out)
+        if (check_out) {
             compare(label, seqs[0][k].out, seqs[1][k].out, len * O, tol);
-        else
+            compare(label, seqs[0][k].lse, seqs[1][k].lse, len * s.heads, tol);
+        } else {
             compare(label, seqs[0][k].qkv, seqs[1][k].qkv, len * W, (struct tolerance){1e-6, 1e-6, 1e-12});
+        }
+        for (int i = 0; i < 2; i++) seq_free(&seqs[i][k]);
+    }
+}
+
+/* x (n) as a cache of type t holds it. */
+static void round_head(float *x, int n, enum dtype t)
+{
+    float amax = 0;
+    for (int i = 0; i < n; i++) amax = fmaxf(amax, fabsf(x[i]));
+    for (int i = 0; i < n; i++)
+        x[i] = t == DT_F32    ? x[i]
+               : t == DT_BF16 ? bf16_to_f32(f32_to_bf16(x[i]))
+               : t == DT_F16  ? f16_to_f32(f32_to_f16(x[i]))
+                              : (float)(int)rintf(x[i] * (127.0f / amax)) * (amax / 127.0f);
+}
+
+/* With `rounds` the outputs keep their bits, and qkv holds the rotated q, k and v as they were read. */
+static void rounds_case(struct dev *d, struct shape s, enum dtype t)
+{
+    static const int counts[2] = {21, 16};
+    struct seq seqs[2][2];
+    size_t W = (size_t)width_of(&s);
+    char label[LABEL];
+    for (int i = 0; i < 2; i++) {
+        struct bed b = bed_open(d, s, t, 6, 3);
+        struct seq *list[2];
+        b.rounds = i;
+        for (int k = 0; k < 2; k++) {
+            seqs[i][k] = seq_make(&s, counts[k], 70 + (uint64_t)k);
+            list[k] = &seqs[i][k];
+        }
+        feed(&b, list, counts, 2);
+        bed_close(&b);
+    }
+    for (int k = 0; k < 2; k++) {
+        size_t len = (size_t)counts[k], D = (size_t)s.head_dim, first = t == DT_BF16 ? 0 : (size_t)s.heads;
+        snprintf(label, sizeof label, "rope_kv rounds to %s, heads %d/%d dim %d rot %d", dtype_name(t), s.heads,
+                 s.kv_heads, s.head_dim, s.rot);
+        compare_bits(label, seqs[1][k].out, seqs[0][k].out, len * (size_t)s.heads * D);
+        compare_bits(label, seqs[1][k].lse, seqs[0][k].lse, len * (size_t)s.heads);
+        for (size_t i = 0; i < len; i++)
+            for (size_t h = first; h < W / D; h++) round_head(seqs[0][k].qkv + i * W + h * D, s.head_dim, t);
+        compare_bits(label, seqs[1][k].qkv, seqs[0][k].qkv, len * W);
         for (int i = 0; i < 2; i++) seq_free(&seqs[i][k]);
     }
 }
@@ -207,6 +258,12 @@ void test_rope_kv(struct dev *dev, struct dev *ref)
     size_t types = dev->ops->host_memory ? 4 : 1; /* what the cache holds is test_attn's */
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (size_t k = 0; k < types; k++) ragged_case(dev, ref, shapes[i], kv_types[k], false);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i += 3)
+        for (size_t k = 0; k < 4; k++) {
+            if (case_left_out()) continue;
+            rounds_case(dev, shapes[i], kv_types[k]);
+            rounds_case(ref, shapes[i], kv_types[k]);
+        }
 }
 
 void test_attn(struct dev *dev, struct dev *ref)
@@ -262,6 +319,7 @@ static float *chunk_run(struct dev *d, struct shape s, enum dtype t, int len, co
     bed_close(&b);
     seq_free(&other), seq_free(&third);
     free(a.qkv);
+    free(a.lse);
     return a.out;
 }
 

@@ -41,6 +41,7 @@ __device__ void merge_row(const attn_call &c, const attn_item &it, int r, int co
             out = fold_four(out, a, part[k], b);
         }
     }
+    if (col == 0) attn_store_lse(c, it, r, total);
     float inv = 1 / total.sum, v[4] = {out.x * inv, out.y * inv, out.z * inv, out.w * inv};
     float *to = attn_out(c, it, r) + col;
 #pragma unroll(WHOLE)
@@ -239,6 +240,7 @@ __device__ void f32_end(const attn_call &c, const attn_item &it, f32_smem<DIM, S
             s.a[r + j] = a;
             s.b[r + j] = b;
             s.inv[r + j] = 1 / total[j].sum;
+            if (last && it.slot < 0 && r + j < it.n_rows) attn_store_lse(c, it, r + j, total[j]);
         }
     }
     __syncthreads();
@@ -340,6 +342,7 @@ void gpu_attn(struct dev *head, const struct attn_args *a)
     if (a->out.rows == 0 || a->n_seqs == 0) return;
     attn_call c = {};
     c.out = a->out;
+    c.lse = a->lse;
     c.qkv = a->qkv;
     c.q_start = a->q_start;
     c.kv_len = a->kv_len;

@@ -26,7 +26,7 @@ enum { ATTN_SPLIT = 256, ATTN_SPLIT_PAGES = ATTN_SPLIT / KV_PAGE, ATTN_THREADS =
 /* Parameters of the attention kernels. A tile is `tile` rows (token, head of the group) of one KV head of a
  * sequence; a kernel handles the sequences that have rows_min .. rows_max such rows. */
 struct attn_call {
-    struct mat out, qkv;
+    struct mat out, qkv, lse;
     const int32_t *q_start, *kv_len, *pages;
     const uint8_t *blocks; /* of the layer */
     size_t v_at, scale_at, block_bytes;
@@ -221,6 +221,15 @@ __device__ inline attn_state attn_begin(const attn_call &c, const attn_item &it,
     if (!c.sinks) return {-INFINITY, 0};
     float sink = c.sinks[it.kv_head * c.group + (it.row0 + r) % c.group];
     return {__fmul_rn(sink, 1.44269504f), 1}; /* log2(e) */
+}
+
+/* Stores the log-sum-exp of row r of the tile, where it is wanted, once its last split is in the total. */
+__device__ inline void attn_store_lse(const attn_call &c, const attn_item &it, int r, attn_state total)
+{
+    int row = it.row0 + r;
+    if (!c.lse.p) return;
+    float *to = static_cast<float *>(c.lse.p) + (size_t)(it.token0 + row / c.group) * (size_t)c.lse.ld;
+    to[it.kv_head * c.group + row % c.group] = 0.693147180559945f * (total.max + log2f(total.sum)); /* ln 2 */
 }
 
 /* Folds a split's state into the total; *a, *b: the factors for the total's and the split's outputs. */

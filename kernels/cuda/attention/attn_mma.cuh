@@ -448,7 +448,10 @@ template <int DIM, dtype T, bool MANY, bool CAPPED> struct mma_item {
             }
             float a, b;
             attn_fold(&total[i], now, &a, &b);
-            if (there) store_out(attn_out(c, it, row[i]), i, a, b, split == it.split0, split == it.split1 - 1);
+            if (!there) continue;
+            bool ends = split == it.split1 - 1;
+            store_out(attn_out(c, it, row[i]), i, a, b, split == it.split0, ends);
+            if (ends && lane % 4 == 0 && warp % SHARE == 0) attn_store_lse(c, it, row[i], total[i]);
         }
         clear();
     }

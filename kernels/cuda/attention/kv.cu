@@ -126,10 +126,22 @@ __device__ void store_head(kv_slot to, const float *x, int half, int dim, enum d
     });
 }
 
+/* Reads one head back from the cache; the warp that stored it. */
+__device__ void load_head(kv_slot from, float *x, int half, int dim, enum dtype t)
+{
+    int lane = (int)threadIdx.x % 32;
+    float step = 0;
+    if (t == DT_I8 && lane == 0) step = *from.step;
+    step = __shfl_sync(FULL_WARP, step, 0);
+    lane_elements(lane, half, dim, [=](int i) {
+        x[i] = t == DT_I8 ? (float)reinterpret_cast<int8_t *>(from.row)[i] * step : load_float(from.row, t, (size_t)i);
+    });
+}
+
 /* One warp for each head of a token: rotates q and k, stores k and v. */
 __global__ void __launch_bounds__(ROPE_WARPS * 32)
     rope_kv_kernel(struct mat qkv, int heads, int kv_heads, int dim, int half, const float *cosines, const float *sines,
-                   const int32_t *pos, const int32_t *slot, gpu_kv kv, int layer)
+                   const int32_t *pos, const int32_t *slot, gpu_kv kv, int layer, bool rounds)
 {
     int lane = (int)threadIdx.x % 32, h = (int)(blockIdx.y * ROPE_WARPS + threadIdx.x / 32);
     size_t turn = half ? (size_t)pos[blockIdx.x] * (size_t)half : 0;
@@ -143,6 +155,8 @@ __global__ void __launch_bounds__(ROPE_WARPS * 32)
     if (h >= heads + 2 * kv_heads) return;
     float *x = static_cast<float *>(qkv.p) + (size_t)blockIdx.x * (size_t)qkv.ld + (size_t)h * (size_t)dim;
     if (half && h < heads + kv_heads) rope_head(x, lane, half, cosines, sines, turn, 1);
+    if (h < heads && rounds && kv.shape.t == DT_BF16)
+        lane_elements(lane, half, dim, [=](int i) { x[i] = bf16_to_f32(f32_to_bf16(x[i])); });
     if (h < heads) return;
     bool is_v = h >= heads + kv_heads;
     int g = h - heads - (is_v ? kv_heads : 0), at = slot[blockIdx.x], place = at % KV_PAGE;
@@ -150,7 +164,9 @@ __global__ void __launch_bounds__(ROPE_WARPS * 32)
     uint8_t *p = kv.data + block * kv.block_bytes;
     kv_slot to = {p + (is_v ? kv.v_at : 0) + kv.v_at / KV_PAGE * (size_t)place,
                   reinterpret_cast<float *>(p + kv.scale_at) + (is_v ? KV_PAGE : 0) + place};
-    store_head(to, x, h < heads + kv_heads ? half : 0, dim, kv.shape.t);
+    int turned = is_v ? 0 : half;
+    store_head(to, x, turned, dim, kv.shape.t);
+    if (rounds) load_head(to, x, turned, dim, kv.shape.t);
 }
 
 } // namespace
@@ -161,7 +177,7 @@ void gpu_rope_kv(struct dev *head, const struct rope_kv_args *a)
     LAUNCH_EARLY(gpu_of(head), "rope_kv", rope_kv_kernel,
                  dim3((unsigned)a->qkv.rows, blocks_for((size_t)(a->heads + 2 * a->kv_heads), ROPE_WARPS)),
                  dim3(ROPE_WARPS * 32), 0, a->qkv, a->heads, a->kv_heads, a->head_dim, a->rot / 2, a->cos, a->sin,
-                 a->pos, a->slot, *kv_of(a->kv), a->layer);
+                 a->pos, a->slot, *kv_of(a->kv), a->layer, a->rounds);
 }
 
 } // namespace GPU_NAMESPACE

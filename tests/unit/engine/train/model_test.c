@@ -41,6 +41,7 @@ struct way {
     double dropout;      /* full: of the residual stream */
     enum dtype quantize; /* the base's weights */
     int odd;             /* not 0: layers that no family has, in one of two orders; see make_odd */
+    enum dtype exact;    /* not DT_NONE: the forward pass is serving's, with a cache of this type */
     bool served;         /* the loss is compared with that by serving's forward pass */
     struct scheduler_gate *gate;
     const float *along; /* the parameters are moved by `by` times this; NULL: not */
@@ -237,6 +238,7 @@ static struct gradient gradient_of(const char *name, const struct dataset *data,
                             .dropout_seed = 5,
                             .half = w->half,
                             .recompute = w->recompute,
+                            .exact = {.kv_type = w->exact},
                             .max_tokens = microbatches_micro_max(rows.batches)};
     size_t largest;
     struct gradient out = {.n = o.n, .bytes = train_model_bytes(&t, &largest)};
@@ -393,6 +395,8 @@ static void test_threads(void **state)
     compare(&(struct way){.moved_b = true}, &(struct way){.moved_b = true, .threads = 2}, "two threads", 0);
     compare(&(struct way){.half = true, .moved_b = true}, &(struct way){.half = true, .moved_b = true, .threads = 3},
             "three threads, bf16", 0);
+    compare(&(struct way){.half = true, .moved_b = true, .exact = DT_F16},
+            &(struct way){.half = true, .moved_b = true, .exact = DT_F16, .threads = 3}, "three threads, exact", 0);
 }
 
 static void test_packed(void **state)
@@ -587,14 +591,15 @@ static void *giver(void *gate)
 static void test_gate(void **state)
 {
     (void)state;
-    static const char *const names[] = {"llama-gqa",        "llama-gqa", "llama-gqa", "llama-gqa",
-                                        "tinystories-656k", "gpt2",      "qwen2-moe", "qwen2-moe"};
+    static const char *const names[] = {"llama-gqa", "llama-gqa", "llama-gqa", "llama-gqa", "tinystories-656k",
+                                        "gpt2",      "qwen2-moe", "qwen2-moe", "mistral",   "qwen2-moe"};
     struct dataset *data = rows_make(5, 288, 3);
     /* from the third on whatever can be cut is, into rows, outputs, sequences, heads and experts */
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 10; i++) {
         const char *name = names[i];
         struct way w = {.moved_b = true, .full = i % 2, .dropout = i == 2 ? 0.1 : 0};
-        if (i == 6) w.targets = TARGET_ALL | TARGET_PARAMETERS;
+        if (i == 6 || i == 9) w.targets = TARGET_ALL | TARGET_PARAMETERS;
+        if (i >= 8) w.full = false, w.exact = DT_BF16;
         struct gradient a = gradient_of(name, data, &w);
         pthread_t thread;
         w.gate = scheduler_gate_new(NULL, NULL, NULL);
@@ -611,6 +616,56 @@ static void test_gate(void **state)
         free(b.g);
     }
     free(data);
+}
+
+/* 1 less the cosine of the angle between them. */
+static double turned(const struct gradient *a, const struct gradient *b)
+{
+    double dot = 0, aa = 0, bb = 0;
+    for (size_t i = 0; i < a->n; i++) {
+        dot += (double)a->g[i] * (double)b->g[i];
+        aa += (double)a->g[i] * (double)a->g[i];
+        bb += (double)b->g[i] * (double)b->g[i];
+    }
+    return 1 - dot / sqrt(aa * bb);
+}
+
+/* The gradients point about the same way. */
+static void near_model(const char *name, const struct way *a, const struct way *b, double near)
+{
+    struct dataset *data = rows_make(9, 288, 21);
+    struct gradient ga = gradient_of(name, data, a), gb = gradient_of(name, data, b);
+    if (!(turned(&ga, &gb) <= near) || !(fabs(ga.loss - gb.loss) <= 1e-3 * ga.loss))
+        fail_msg("%s, odd %d, a cache of %s: the gradients' cosine is 1 - %g; losses %g and %g", name, a->odd,
+                 dtype_name(b->exact), turned(&ga, &gb), ga.loss, gb.loss);
+    free(ga.g);
+    free(gb.g);
+    free(data);
+}
+
+/* In serving's forward pass the gradient is the ordinary one where nothing is rounded, about that where the cache is,
+ * and that of the loss which is computed. */
+static void test_exact(void **state)
+{
+    (void)state;
+    static const enum dtype types[] = {DT_F32, DT_F16, DT_BF16, DT_I8};
+    static const double near[] = {1e-9, 1e-3, 0.05, 0.05};
+    for (int i = 0; i < N_MODELS; i++)
+        for (int odd = 0; odd <= 2; odd++) {
+            struct way w = {.moved_b = true, .odd = odd}, exact = w, again;
+            for (int k = 0; k < (odd ? 1 : 4); k++) { /* what odd layers make of a rounded cache says little */
+                exact.exact = types[k];
+                again = exact;
+                again.recompute = true;
+                near_model(models[i], &w, &exact, near[k]);
+                compare_model(models[i], 21, &exact, &again, "exact, recomputed", 0);
+            }
+            exact.exact = DT_F32;
+            exact.full = again.full = true;
+            follows_gradient(models[i], exact, (size_t)odd);
+            exact.full = false;
+            follows_gradient(models[i], exact, (size_t)odd);
+        }
 }
 
 static void test_memory(void **state)
@@ -659,6 +714,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_simt),
         cmocka_unit_test(test_few_targets),
         cmocka_unit_test(test_quantised_bases),
+        cmocka_unit_test(test_exact),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_differences),
     };

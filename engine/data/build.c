@@ -120,7 +120,11 @@ static void take_row(const struct builder *w, struct batch *b, struct encoded *x
         made_bad(b, line, why.msg);
         return;
     }
-    for (size_t i = 0; i < n; i++) encoded_add(&b->out, x->id[i], x->trained[i]);
+    const float *logprob = encoded_logprobs(x, 0, n);
+    for (size_t i = 0; i < n; i++) {
+        encoded_add(&b->out, x->id[i], x->trained[i]);
+        if (logprob) encoded_sampled(&b->out, logprob[i]);
+    }
     made_add(b, line, start, n, truncated);
 }
 
@@ -172,7 +176,10 @@ static int json_make(const struct builder *w, struct scratch *s, struct batch *b
     map_row(json, w->o);
     int rc = json ? row_read(&row, json, w->d->format, w->vocab, e) : e->code;
     if (!rc && row.kind == ROW_IDS) {
-        for (int i = 0; i < row.n; i++) encoded_add(&s->ids, row.id[i], row.is_target[i]);
+        for (int i = 0; i < row.n; i++) {
+            encoded_add(&s->ids, row.id[i], row.is_target[i]);
+            if (row.logprob) encoded_sampled(&s->ids, row.logprob[i]);
+        }
     } else if (!rc) {
         rc = render_row(&row, w->template, &s->text, e);
         unsigned flags = s->text.flags & ~(w->o->no_eos ? (unsigned)ENCODE_EOS : 0);
@@ -192,7 +199,7 @@ static void batch_make(struct builder *w, struct scratch *s, struct batch *b)
         const struct batch_row *r = &b->rows[i];
         struct err why = {0};
         rendered_clear(&s->text);
-        s->ids.n = 0;
+        encoded_clear(&s->ids);
         if (r->row.too_large)
             err_set(&why, ERR_INVALID, "longer than %zu bytes", w->o->max_row_bytes);
         else if (texts)
@@ -256,7 +263,8 @@ static int batch_fill(struct scan *scan, struct batch *b, uint64_t *seen, uint64
 {
     int rc = 1;
     buf_clear(&b->bytes);
-    b->n_rows = b->n_made = b->out.n = 0;
+    b->n_rows = b->n_made = 0;
+    encoded_clear(&b->out);
     b->n_problems = 0;
     while (rc == 1 && b->bytes.len < BATCH_BYTES && b->n_rows < BATCH_ROWS) {
         struct batch_row r = {.at = b->bytes.len};
@@ -286,7 +294,9 @@ static int batch_write(const struct builder *w, struct batch *b, struct cache_wr
             continue;
         }
         const uint8_t *trained = b->out.trained + m->start;
-        int rc = cache_add(out, b->out.id + m->start, trained, (uint32_t)m->n, m->line, !w->o->keep_duplicates, e);
+        const float *logprob = encoded_logprobs(&b->out, m->start, m->n);
+        int rc =
+            cache_add(out, b->out.id + m->start, trained, logprob, (uint32_t)m->n, m->line, !w->o->keep_duplicates, e);
         if (rc < 0) return rc;
         if (rc == 0) {
             r->duplicates++;

@@ -23,7 +23,7 @@ enum dataset_format {
     DATASET_ALPACA,     /* {"instruction", "input"?, "output", "system"?, "history"?} */
     DATASET_MESSAGES,   /* {"messages": [{"role", "content", "weight"?}], "tools"?}; loss_weight as weight */
     DATASET_SHAREGPT,   /* {"conversations": [{"from", "value"}], "system"?} */
-    DATASET_TOKENS      /* {"input_ids", "labels"?} */
+    DATASET_TOKENS      /* {"input_ids", "labels"?, "logprobs"?} */
 };
 
 struct dataset_source {
@@ -107,6 +107,7 @@ void dataset_free(struct dataset *);
 struct dataset_row {
     const int32_t *id;
     const uint8_t *trained; /* trained[i]: id[i] is a target (predicted from the ids before it); trained[0] is 0 */
+    const float *logprob;   /* (n) that sampling gave the ids, not above 0; NAN: unknown; NULL: of all */
     int n;                  /* 2 .. max_length */
     int n_trained;          /* >= 1 */
     uint32_t line;          /* where the row begins in its file, 1-based; of an array the number of the element */

@@ -2,6 +2,7 @@
 
 #include "engine/base/mem.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -93,10 +94,36 @@ void encoded_add(struct encoded *x, int32_t id, bool trained)
     x->trained[x->n++] = trained;
 }
 
+static void fill_logprobs(struct encoded *x, size_t n)
+{
+    mem_grow(&x->logprob, &x->cap_logprob, n, sizeof *x->logprob);
+    while (x->n_logprob < n) x->logprob[x->n_logprob++] = NAN;
+}
+
+void encoded_sampled(struct encoded *x, float logprob)
+{
+    if (isnan(logprob)) return;
+    fill_logprobs(x, x->n);
+    x->logprob[x->n - 1] = logprob;
+}
+
+const float *encoded_logprobs(struct encoded *x, size_t first, size_t n)
+{
+    if (x->n_logprob <= first) return NULL;
+    fill_logprobs(x, first + n);
+    return x->logprob + first;
+}
+
+void encoded_clear(struct encoded *x)
+{
+    x->n = x->n_logprob = 0;
+}
+
 void encoded_free(struct encoded *x)
 {
     free(x->id);
     free(x->trained);
+    free(x->logprob);
     *x = (struct encoded){0};
 }
 

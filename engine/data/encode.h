@@ -36,13 +36,19 @@ enum {
 struct encoded {
     int32_t *id;
     uint8_t *trained;
-    size_t n, cap, cap_trained;
+    float *logprob; /* (n_logprob) of the first ids, what sampling gave them; NAN: unknown, as beyond n_logprob */
+    size_t n, n_logprob, cap, cap_trained, cap_logprob;
 };
 
 int encoder_open(struct encoder *, const struct tokenizer *, int32_t eos, struct err *e);
 void encoder_close(struct encoder *);
 
 void encoded_add(struct encoded *, int32_t id, bool trained);
+/* logprob: of the id added last */
+void encoded_sampled(struct encoded *, float logprob);
+/* The log-probabilities of the n ids from `first` on; NULL: all are unknown.  May allocate. */
+const float *encoded_logprobs(struct encoded *, size_t first, size_t n);
+void encoded_clear(struct encoded *);
 void encoded_free(struct encoded *);
 
 /* Appends text[0, n), valid UTF-8, up to the end of its last stretch. */

@@ -3,6 +3,7 @@
 #include "engine/base/json_literal.h"
 #include "engine/base/mem.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,6 +81,7 @@ void row_free(struct row *r)
     free(r->trained);
     free(r->id);
     free(r->is_target);
+    free(r->logprob);
     *r = (struct row){0};
 }
 
@@ -372,6 +374,24 @@ static int id_read(const cJSON *v, double min, double max, int32_t *id)
     return 0;
 }
 
+/* What sampling said of the ids; null where it said nothing. */
+static int logprobs_read(struct row *r, const cJSON *list, int n, struct err *e)
+{
+    if (!list) return 0;
+    if (!cJSON_IsArray(list)) return err_set(e, ERR_INVALID, "\"logprobs\" must be a list, is %s", type_of(list));
+    if (cJSON_GetArraySize(list) != n)
+        return err_set(e, ERR_INVALID, "%d \"logprobs\" for %d \"input_ids\"", cJSON_GetArraySize(list), n);
+    r->logprob = mem_array((size_t)n + 1, sizeof *r->logprob);
+    int i = 0;
+    for (const cJSON *v = list->child; v; v = v->next, i++) {
+        bool null = cJSON_IsNull(v);
+        if (!null && (!cJSON_IsNumber(v) || !(v->valuedouble >= -(double)FLT_MAX && v->valuedouble <= 0)))
+            return err_set(e, ERR_INVALID, "logprobs[%d] is neither null nor a number up to 0", i);
+        r->logprob[i] = null ? NAN : (float)v->valuedouble;
+    }
+    return 0;
+}
+
 static int ids_read(struct row *r, const cJSON *row, int vocab, struct err *e)
 {
     const cJSON *ids = field(row, "input_ids"), *labels = field(row, "labels");
@@ -396,7 +416,7 @@ static int ids_read(struct row *r, const cJSON *row, int vocab, struct err *e)
         r->is_target[r->n++] = target >= 0;
         if (label) label = label->next;
     }
-    return 0;
+    return logprobs_read(r, field(row, "logprobs"), n, e);
 }
 
 int row_read(struct row *r, const cJSON *row, enum dataset_format format, int vocab, struct err *e)

@@ -29,6 +29,7 @@ struct row {
     /* IDS */
     int32_t *id;              /* (n) owned */
     unsigned char *is_target; /* (n) owned */
+    float *logprob;           /* (n) owned; NAN: not given; NULL: of none */
     int n;
 };
 

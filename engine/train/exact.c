@@ -2,7 +2,10 @@
 
 #include "engine/base/mem.h"
 #include "engine/train/model.h"
+#include "engine/train/train.h"
 
+#include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -211,6 +214,27 @@ void train_exact_attention(struct op_chunks c, struct train_exact *x, const stru
         }
     }
     op_watch_wrote(c.watch, OP_attn, NULL, out, false);
+}
+
+/* ---- counting ---------------------------------------------------------------------------------------------------- */
+
+static atomic_ullong compared, differing;
+
+void train_exact_count(const struct micro *b, const float *loss)
+{
+    unsigned long long off = 0;
+    if (!b->n_sampled) return;
+    for (int i = 0; i < b->n_targets; i++) {
+        float trained = -loss[i];
+        off += !isnan(b->sampled[i]) && trained != b->sampled[i];
+    }
+    atomic_fetch_add(&compared, (unsigned long long)b->n_sampled);
+    atomic_fetch_add(&differing, off);
+}
+
+struct train_sampled train_sampled(void)
+{
+    return (struct train_sampled){atomic_load(&compared), atomic_load(&differing)};
 }
 
 /* ---- adapters ---------------------------------------------------------------------------------------------------- */

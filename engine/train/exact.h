@@ -45,6 +45,10 @@ size_t train_exact_take(struct train_exact *, const struct model_config *, struc
 bool train_exact_open(struct train_exact *, const struct model_config *, struct dev *, int tokens);
 void train_exact_close(struct train_exact *, struct dev *);
 
+/* Counts for train_sampled (train.h) the targets whose log-probability in sampling is known.  loss (n_targets): -log p
+ * of the targets. */
+void train_exact_count(const struct micro *, const float *loss);
+
 /* A new micro-batch: nothing of the one before is used. */
 void train_exact_begin(struct train_exact *);
 

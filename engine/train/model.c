@@ -685,7 +685,7 @@ static void heads(struct train_model *m, bool back, struct mat dx)
         }
 }
 
-static struct train_loss read_loss(struct train_model *m)
+static struct train_loss read_loss(struct train_model *m, bool back)
 {
     size_t n = (size_t)m->b->n_targets;
     struct train_loss out = {0};
@@ -696,6 +696,7 @@ static struct train_loss read_loss(struct train_model *m)
         out.sum += (double)m->host_loss[i];
         out.hits += m->host_hit[i];
     }
+    if (back) train_exact_count(m->b, m->host_loss);
     return out;
 }
 
@@ -753,5 +754,5 @@ struct train_loss train_model_run(struct train_model *m, const struct micro *b, 
     heads(m, back, dx);
     step_clock_divide(m->clock, TRAIN_FORWARD, !back ? 1 : m->grads ? 1.0 / 3 : 0.5, TRAIN_BACKWARD);
     if (back) backward(m, dx);
-    return read_loss(m);
+    return read_loss(m, back);
 }

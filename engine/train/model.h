@@ -42,6 +42,8 @@ struct micro {
     int n_units; /* sums over tokens are made unit by unit, so that they do not depend on how many are in a micro-batch
                   */
     int32_t *unit, *unit_target; /* (n_units + 1) the first token, the first target of each */
+    float *sampled;              /* (n_targets) the log-probabilities that sampling gave the targets; NAN: unknown */
+    int n_sampled;               /* of them known; 0: sampled is not read */
     uint64_t first;              /* number of tokens of this step before this micro-batch, for dropout */
 };
 

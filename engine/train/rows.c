@@ -199,6 +199,7 @@ void micro_open(struct micro *m, int max_tokens, int near_len)
     size_t n = (size_t)max_tokens + 1;
     int32_t **arrays[] = {&m->id, &m->pos, &m->q_start, &m->row, &m->target, &m->unit, &m->unit_target};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) *arrays[i] = mem_array(n, sizeof(int32_t));
+    m->sampled = mem_array(n, sizeof *m->sampled);
 }
 
 void micro_uniform(struct micro *m, int n_tokens, int len)
@@ -215,6 +216,7 @@ void micro_close(struct micro *m)
     int32_t *arrays[] = {m->id, m->pos, m->q_start, m->row, m->target, m->unit, m->unit_target};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
     free(m->weight);
+    free(m->sampled);
     *m = (struct micro){0};
 }
 
@@ -236,6 +238,8 @@ static void add_row(struct micro *m, const struct train_rows *r, uint32_t which)
         m->pos[t] = first + at;
         if (!row.trained[at + 1]) continue;
         m->row[m->n_targets] = t;
+        m->sampled[m->n_targets] = row.logprob ? row.logprob[at + 1] : NAN;
+        m->n_sampled += !isnan(m->sampled[m->n_targets]);
         m->target[m->n_targets++] = row.id[at + 1];
     }
     m->q_start[m->n_seqs] = m->n_tokens = t;
@@ -244,7 +248,7 @@ static void add_row(struct micro *m, const struct train_rows *r, uint32_t which)
 void micro_fill(struct micro *m, const struct train_rows *r, const struct microbatches_step *s, uint32_t from,
                 uint32_t to, uint64_t before)
 {
-    m->n_seqs = m->n_targets = m->n_tokens = m->n_units = 0;
+    m->n_seqs = m->n_targets = m->n_tokens = m->n_units = m->n_sampled = 0;
     m->first = before;
     for (uint32_t i = from; i < to; i++) {
         m->unit[m->n_units] = m->n_tokens;

@@ -198,6 +198,13 @@ struct train_event {
 
 typedef void train_event_fn(void *arg, const struct train_event *); /* on the trainer's thread; must not block long */
 
+/* Of the process, since its start: trained tokens whose data say which log-probability sampling gave them, and those of
+ * them whose log-probability in training has other bits.  Any thread. */
+struct train_sampled {
+    uint64_t tokens, differing;
+};
+struct train_sampled train_sampled(void);
+
 /* ---- the trainer ----------------------------------------------------------------------------------------------- */
 
 struct train;

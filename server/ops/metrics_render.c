@@ -272,6 +272,7 @@ static double or_none(double loss)
 static void put_training(const struct jobs_view *j, double floor, struct buf *out)
 {
     const struct train_event *last = &j->last;
+    struct train_sampled sampled = train_sampled();
     bool runs = last->kind == TRAIN_STEP;
     const struct prometheus_row rows[] = {
         {"tandem_train_step", "gauge", "Optimizer steps completed by the running job; 0 without a running job.",
@@ -304,6 +305,10 @@ static void put_training(const struct jobs_view *j, double floor, struct buf *ou
         {"tandem_train_tokens_total", "counter", "Tokens processed by training, of all jobs.", (double)j->tokens},
         {"tandem_train_trained_tokens_total", "counter",
          "Tokens of tandem_train_tokens_total that the loss was computed on.", (double)j->trained_tokens},
+        {"tandem_train_sampled_tokens_total", "counter",
+         "Tokens trained on whose data give the log-probability that sampling gave them.", (double)sampled.tokens},
+        {"tandem_train_sampled_mismatches_total", "counter",
+         "Of these, tokens whose log-probability in training has other bits.", (double)sampled.differing},
         {"tandem_train_skipped_steps_total", "counter",
          "Optimizer steps skipped because the loss or gradient was not finite.", (double)j->skipped},
     };

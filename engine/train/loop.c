@@ -240,7 +240,8 @@ static bool at_end(const struct train *t)
 static bool eval_due(const struct train *t)
 {
     int64_t step = t->st.step;
-    if (!t->best || step == 0 || t->st.evaluated == step) return false;
+    if (!t->best || t->st.evaluated == step) return false;
+    if (step == 0) return t->p.eval_on_start;
     if (step >= t->plan.steps) return true;
     if (t->p.eval_steps) return step % t->p.eval_steps == 0;
     return t->rows.before[train_rows_epoch(&t->rows, step)] == step;

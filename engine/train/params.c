@@ -220,7 +220,9 @@ uint64_t train_job_hash(const struct train_params *p, uint64_t data, uint64_t ev
     };
     uint64_t h = rng_mix(p->seed);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) h = mix_number(h, numbers[i]);
-    if (p->exact) h = mix_number(h, 1); /* not in the list: the hash of other jobs stays */
+    /* not in the list: the hash of other jobs stays */
+    if (p->exact) h = mix_number(h, 1);
+    if (p->eval_on_start) h = mix_number(h, 2);
     h = rng_mix(h ^ data);
     h = rng_mix(h ^ eval);
     for (size_t i = 0; base && i < tensor_source_count(base); i++) h = mix_tensor(h, tensor_source_at(base, i));

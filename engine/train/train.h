@@ -58,6 +58,7 @@ struct train_params {
     bool group_by_length;   /* without packing: a step has rows of similar length; true */
     double eval_fraction;   /* [0, 0.5] fraction of the rows held out, unless eval data is given; 0 */
     int64_t eval_steps;     /* 0: at the end of each epoch */
+    bool eval_on_start;     /* also before the first step; the result is the start when no step is better */
     int64_t save_steps;     /* 0: every 2 minutes and every twentieth of all steps (50 to 500).  Evaluations and a pause
                                also make a checkpoint */
     int patience;           /* early_stopping_patience: stop after so many evaluations without improvement; 0: never */

@@ -183,6 +183,9 @@ static void work_remove(void *arg)
     if (d->removed) data_remove(path);
     d->left = d->removed && lstat(path, &st) == 0;
     free(path);
+    path = data_path(settings_data_dir(d->app->set), "adapters-before", d->name);
+    data_remove(path);
+    free(path);
 }
 
 static void reply_deletion(struct deletion *d)

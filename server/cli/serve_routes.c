@@ -45,6 +45,7 @@ const struct http_route serve_routes[] = {
     {HTTP_M_GET, "/tokenizer_info", api_tokenizer_info, 0, .model = "", .role = ROUTE_USER},
     {HTTP_M_GET, "/adapters", api_adapters_list, 0, .role = ROUTE_USER},
     {HTTP_M_POST, "/adapters", api_adapters_load, NAME_BODY, .model = "base", .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/adapters/{name}/rollback", api_adapter_rollback, 0, .role = ROUTE_TRAIN},
     {HTTP_M_GET, "/adapters/{name}", api_adapters_get, 0, .role = ROUTE_USER},
     {HTTP_M_DELETE, "/adapters/{name}", api_adapters_delete, 0, .role = ROUTE_ADMIN},
     {HTTP_M_POST, "/v1/load_lora_adapter", api_lora_load, NAME_BODY, .model = "base_model_name", .role = ROUTE_TRAIN},

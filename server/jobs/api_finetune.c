@@ -36,7 +36,9 @@ static const char *text_or_null(sqlite3_stmt *q, int column)
 /* ---- the job object -------------------------------------------------------------------------------------------- */
 
 #define FT_COLUMNS                                                                                                     \
-    "id, status, phase, created, finished, serve_as, error, error_code, openai, "                                      \
+    "id, status, phase, created, finished, "                                                                           \
+    "iif(json_extract(spec, '$.gate') AND coalesce(json_extract(eval, '$.best_step'), 0) <= 0, NULL, serve_as), "      \
+    "error, error_code, openai, "                                                                                      \
     "spec ->> '$.dataset.file', spec ->> '$.validation.file', spec ->> '$.hyperparameters.epochs',"                    \
     "spec ->> '$.hyperparameters.seed', spec -> '$.metadata', last ->> '$.trained_tokens', last ->> '$.eta_s',"        \
     "result_file, coalesce(spec ->> '$.from', spec ->> '$.base'), seq"
@@ -99,7 +101,7 @@ static void put_job(const struct db *db, struct buf *b, sqlite3_stmt *q, const s
     else
         buf_printf(b, "%lld", (long long)db_int(q, F_FINISHED) / 1000);
     put_text(b, "model", db_null(q, F_MODEL) ? app->model->id : db_text(q, F_MODEL));
-    put_text(b, "fine_tuned_model", succeeded ? db_text(q, F_SERVE_AS) : NULL);
+    put_text(b, "fine_tuned_model", succeeded ? text_or_null(q, F_SERVE_AS) : NULL);
     buf_str(b, ",\"organization_id\":\"tandem\",\"result_files\":[");
     if (!db_null(q, F_RESULT)) json_put_string(b, db_text(q, F_RESULT), strlen(db_text(q, F_RESULT)));
     buf_printf(b, "],\"status\":\"%s\",\"error\":", status);

@@ -122,6 +122,15 @@ static bool check_data(struct store_request *c, struct db *db, struct data_spec 
     return true;
 }
 
+static bool adapter_exists(const char *data_dir, const char *name)
+{
+    char *dir = data_path(data_dir, "adapters", name), *config = data_path(dir, "adapter_config.json", NULL);
+    bool there = access(config, R_OK) == 0;
+    free(dir);
+    free(config);
+    return there;
+}
+
 /* Names are unique: with two jobs of the same name it would be undefined whose result is served. */
 static bool check_names(struct store_request *c, struct db *db, const struct train_spec *s)
 {
@@ -147,12 +156,16 @@ static bool check_names(struct store_request *c, struct db *db, const struct tra
             return false;
         }
     }
+    if (s->gate && s->serve_as && (!s->from || strcmp(s->from, s->serve_as) != 0) &&
+        adapter_exists(db->dir, s->serve_as)) {
+        store_request_fail(c, 422, "validation", "gate",
+                           "gate: %s is served already, so it is what the result has to be better than: set `from` to it",
+                           s->serve_as);
+        return false;
+    }
     if (s->from) {
-        char *dir = data_path(db->dir, "adapters", s->from), *config = data_path(dir, "adapter_config.json", NULL);
-        bool there = access(config, R_OK) == 0;
+        bool there = adapter_exists(db->dir, s->from);
         if (!there) store_request_fail(c, 422, "validation", "from", "from: there is no adapter %s", s->from);
-        free(dir);
-        free(config);
         return there;
     }
     return true;

@@ -139,7 +139,8 @@ static void put_inside(struct buf *b, const char *object)
 
 #define JOB_COLUMNS                                                                                                    \
     "id, status, wanted, created, started, finished, spec, phase, prepared, step, steps, last, plan, report, error,"   \
-    " error_code, adapter_dir, serve_as, eval, seq"
+    " error_code, adapter_dir, serve_as, eval, seq,"                                                                   \
+    " CASE WHEN json_extract(spec, '$.gate') THEN coalesce(json_extract(eval, '$.best_step'), 0) > 0 END"
 
 enum column {
     C_ID,
@@ -162,6 +163,7 @@ enum column {
     C_SERVE_AS,
     C_EVAL,
     C_SEQ,
+    C_BETTER, /* NULL without a gate */
 };
 
 static void put_job(const struct db *db, struct buf *b, sqlite3_stmt *q)
@@ -192,6 +194,8 @@ static void put_job(const struct db *db, struct buf *b, sqlite3_stmt *q)
     else
         put_inside(b, db_text(q, C_LAST));
     put_inside(b, db_text(q, C_EVAL));
+    if (!db_null(q, C_BETTER) && strcmp(status, "succeeded") == 0)
+        buf_printf(b, ",\"published\":%s", db_int(q, C_BETTER) ? "true" : "false");
     put_inside(b, db_text(q, C_SPEC));
     buf_printf(b, ",\"plan\":%s,\"report\":%s", db_null(q, C_PLAN) ? "null" : db_text(q, C_PLAN),
                db_null(q, C_REPORT) ? "null" : db_text(q, C_REPORT));

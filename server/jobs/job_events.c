@@ -158,6 +158,7 @@ static void store_eval(struct event_work *w, struct db *db)
     put_number(&eval, "eval_loss", w->ev.eval_loss);
     put_number(&eval, "best_eval_loss", best);
     if (w->run->spec.draft.on) put_number(&eval, "acceptance", acceptance);
+    if (w->run->spec.gate) put_number(&eval, "best_step", (double)w->ev.best_step);
     struct buf object = {0};
     buf_printf(&object, "{%s}", eval.data);
     db_run(db, "UPDATE jobs SET eval = ? WHERE seq = ?", "ti", object.data, w->run->seq);
@@ -526,7 +527,10 @@ void run_on_event(void *arg, const struct train_event *ev)
         buf_printf(&w->message, "The device was lost (%s); the job goes on from what it has written, in a new process",
                    ev->text ? ev->text : "");
         break;
-    case TRAIN_SUCCEEDED: put_summary(w); break;
+    case TRAIN_SUCCEEDED:
+        r->best_step = ev->best_step;
+        put_summary(w);
+        break;
     case TRAIN_PAUSED: buf_printf(&w->message, "Stopped at step %lld", (long long)ev->step); break;
     default: buf_str(&w->message, ev->text ? ev->text : "");
     }

@@ -10,6 +10,7 @@
 #include "server/config/settings.h"
 #include "server/jobs/job_data.h"
 #include "server/jobs/job_texts.h"
+#include "server/jobs/published.h"
 #include "server/json/json.h"
 #include "server/store/data_dir.h"
 
@@ -30,6 +31,7 @@ void run_free(struct run *r)
     free(r->out);
     free(r->from);
     free(r->target);
+    free(r->before);
     free(r->start);
     free(r->lines);
     free(r->written);
@@ -122,8 +124,10 @@ void run_prepare(uv_work_t *w)
     r->dir = data_path(dir, "checkpoints", r->id);
     r->out = file_join(r->dir, "result");
     r->target = data_path(dir, full ? "models" : "adapters", r->spec.serve_as);
+    if (!full) r->before = data_path(dir, "adapters-before", r->spec.serve_as);
     if (r->spec.from) r->from = data_path(dir, "adapters", r->spec.from);
-    if (data_mkdir(dir, "checkpoints", r->id, &r->e) || data_mkdir(dir, full ? "models" : "adapters", NULL, &r->e))
+    if (data_mkdir(dir, "checkpoints", r->id, &r->e) || data_mkdir(dir, full ? "models" : "adapters", NULL, &r->e) ||
+        (!full && data_mkdir(dir, "adapters-before", NULL, &r->e)))
         return;
     r->published = is_published(r);
     if (r->published) return;
@@ -181,33 +185,6 @@ void run_generate(struct run *r, void (*over)(void *run, const struct err *))
 
 /* ---- publishing ------------------------------------------------------------------------------------------------ */
 
-/* Exchanges the result with whatever has its name, atomically; the replaced directory ends up in `out` and is
- * removed. */
-static int put_in_place(struct run *r)
-{
-    struct stat st;
-    bool there = lstat(r->target, &st) == 0;
-    int rc = there ? renameat2(AT_FDCWD, r->out, AT_FDCWD, r->target, RENAME_EXCHANGE) : rename(r->out, r->target);
-    if (rc && there && (errno == EINVAL || errno == ENOSYS)) { /* the file system has no atomic exchange: two steps */
-        char *old = file_join(r->dir, "replaced");
-        data_remove(old);
-        rc = rename(r->target, old);
-        if (!rc && rename(r->out, r->target)) {
-            int why = errno;
-            rc = -1;
-            if (rename(old, r->target)) log_error("%s: what was served is now in %s", r->target, old);
-            errno = why;
-        } else if (!rc) {
-            data_remove(old);
-        }
-        free(old);
-    }
-    if (rc) return err_set(&r->e, ERR_IO, "%s: %s", r->target, strerror(errno));
-    if (data_sync_parent(r->target, &r->e) || data_sync_parent(r->out, &r->e)) return r->e.code;
-    data_remove(r->out);
-    return 0;
-}
-
 /* Loads the result before moving it to its name, so that one that cannot be served replaces nothing. */
 void run_publish(uv_work_t *w)
 {
@@ -216,6 +193,11 @@ void run_publish(uv_work_t *w)
     crash_thread_begin();
     r->e.code = 0;
     r->error_code = "publishing_failed";
+    r->withheld = r->spec.gate && !r->published && r->best_step <= 0;
+    if (r->withheld) {
+        data_remove(r->out);
+        return;
+    }
     if (lora && adapters_publish_dir(r->served, r->spec.serve_as, r->published ? r->target : r->out, &r->e)) return;
     if (!r->published) {
         struct buf about = {0};
@@ -224,10 +206,10 @@ void run_publish(uv_work_t *w)
         json_put_string(&about, r->served->id, strlen(r->served->id));
         if (r->acceptance > 0) buf_printf(&about, ",\"acceptance\":%.6f", r->acceptance);
         buf_str(&about, "}\n");
-        if (data_write(path, about.data, about.len, &r->e) == 0) put_in_place(r);
+        if (data_write(path, about.data, about.len, &r->e) == 0) published_put(r->out, r->target, r->before, &r->e);
         buf_free(&about);
         free(path);
     } else {
-        data_remove(r->out); /* the replaced result */
+        published_end(r->out, r->before);
     }
 }

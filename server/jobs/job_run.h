@@ -41,9 +41,11 @@ struct run {
     struct dataset *data, *eval;
     struct dataset_report report, eval_report;
     struct train_job job;
-    char *dir, *out, *from, *target; /* absolute; target: where the result is served from */
+    char *dir, *out, *from, *target, *before; /* absolute; target: where the result is served from; before: published.h */
     char *start, *lines, *written;   /* method draft: the model to train, the files of its texts (job_texts.h) */
     double acceptance;               /* of the best state: the trainer's thread, then the pool's; 0: not evaluated */
+    int64_t best_step;               /* likewise; -1: none */
+    bool withheld;                   /* the gate: what is served is not replaced */
     uint64_t last_progress;          /* clock_now() */
     atomic_bool stopping;            /* the daemon shuts down; read by the store and pool threads */
     atomic_bool interrupted;         /* a command arrived while preparing; read by the pool thread */

@@ -413,6 +413,12 @@ static void on_published(uv_work_t *w, int status)
         run_finish(r, JOB_FAILED, r->error_code, e.msg);
         return;
     }
+    if (r->withheld) {
+        run_log(r, "warn",
+                "Not published: no evaluation was better than the first, of what requests get without this job");
+        run_finish(r, JOB_SUCCEEDED, NULL, NULL);
+        return;
+    }
     if (r->spec.p.method != TRAIN_FULL) adapters_supersede(r->app, r->served, r->spec.serve_as);
     char text[160];
     snprintf(text, sizeof text, "New fine-tuned model created: %s", r->spec.serve_as);

@@ -48,5 +48,7 @@ void api_evaluate_list(struct http_req *);
 void api_evaluate_get(struct http_req *);
 void api_evaluate_cancel(struct http_req *);
 void api_evaluate_delete(struct http_req *);
+/* api_rollback.c */
+void api_adapter_rollback(struct http_req *);
 
 #endif

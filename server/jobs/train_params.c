@@ -95,6 +95,7 @@ static const struct field {
     {"group_by_length", K_BOOL, AT(group_by_length), NULL},
     {"eval_fraction", K_NUMBER, AT(eval_fraction), NULL},
     {"eval_steps", K_I64, AT(eval_steps), NULL},
+    {"eval_on_start", K_BOOL, AT(eval_on_start), NULL},
     {"save_steps", K_I64, AT(save_steps), NULL},
     {"early_stopping_patience", K_INT, AT(patience), NULL},
     {"early_stopping_threshold", K_NUMBER, AT(min_improvement), NULL},

@@ -331,10 +331,22 @@ static bool read_hyperparameters(struct json_at *top, const struct train_limits 
     return true;
 }
 
+/* The first evaluation is of what the job starts from. */
+static bool read_gate(struct json_at *at, struct train_spec *s)
+{
+    json_get_bool(at, "gate", &s->gate);
+    if (at->e->code || !s->gate) return at->e->code == 0;
+    if (s->p.method == TRAIN_FULL) return wrong(at, "gate", "only for adapters: method lora or qlora");
+    if (!s->eval.kind && !(s->p.eval_fraction > 0))
+        return wrong(at, "gate", "needs rows that are held out: give `validation`, or set eval_fraction");
+    s->p.eval_on_start = true;
+    return true;
+}
+
 int train_spec_read(struct train_spec *s, const cJSON *tree, const struct train_limits *lim, struct err *e)
 {
     static const char *const names[] = {"method",          "serve_as", "base",  "from",       "dataset",   "validation",
-                                        "hyperparameters", "metadata", "draft", "batch_size", "fit_length"};
+                                        "hyperparameters", "metadata", "draft", "gate",       "batch_size", "fit_length"};
     enum { STORED_ONLY = 2 }; /* the last ones */
     *s = (struct train_spec){0};
     e->code = 0;
@@ -345,6 +357,7 @@ int train_spec_read(struct train_spec *s, const cJSON *tree, const struct train_
     if (!read_names(&at, lim, s) || !read_method(&at, lim, s) || !read_hyperparameters(&at, lim, s)) return 422;
     if (!read_data(&at, "dataset", lim, &s->data) || !read_data(&at, "validation", lim, &s->eval)) return 422;
     if (s->data.kind == DATA_NONE) return wrong(&at, "dataset", "the field is missing"), 422;
+    if (!read_gate(&at, s)) return 422;
     s->metadata = train_metadata_read(&at);
     if (json_get_int(&at, "batch_size", 0, 65536, &batch)) s->batch_size = (int)batch;
     if (lim->stored) json_get_bool(&at, "fit_length", &s->fit_length);
@@ -437,6 +450,7 @@ void train_spec_put(struct buf *b, const struct train_spec *s)
     if (s->batch_size) buf_printf(b, ",\"batch_size\":%d", s->batch_size);
     if (s->fit_length) buf_str(b, ",\"fit_length\":true");
     if (s->draft.on) put_draft(b, &s->draft);
+    if (s->gate) buf_str(b, ",\"gate\":true");
     buf_char(b, '}');
 }
 

@@ -43,6 +43,7 @@ struct train_spec {
     char *serve_as; /* NULL: to be chosen; owned */
     char *base;     /* id of the model to train; NULL: the served one; owned */
     char *from;     /* name of the adapter to continue from; NULL; owned */
+    bool gate;      /* the result is published only if it is better on held-out rows than what it starts from */
     struct data_spec data, eval;
     bool fit_length; /* max_length is the default, and the model's positions were not known: at most those */
     int batch_size;  /* rows per optimizer step (OpenAI's unit), converted to batch_tokens once the rows are known; 0:

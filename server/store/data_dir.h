@@ -6,6 +6,7 @@
  *     cache/                     prepared data sets (dataset.h), bounded
  *     checkpoints/JOB/           the trainer's own directory (train.h), its unpublished result
  *     adapters/NAME/             published results; models/NAME/ those of full training
+ *     adapters-before/NAME/      what a job's result replaced there
  *     tensorboard/JOB/           event files
  *     crashes/TIME-PID.txt       crash reports (engine/base/crash.h)
  *

@@ -85,8 +85,8 @@ if what == "load":
 end = n if what == "save" else n + turn
 for at in range(done, end, 512):
     part = ids[at:min(at + 512, end)]
-    batch = llama_cpp.llama_batch_get_one((llama_cpp.llama_token * len(part))(*part), len(part))
-    if llama_cpp.llama_decode(ctx, batch):
+    tokens = (llama_cpp.llama_token * len(part))(*part)  # the batch points to it
+    if llama_cpp.llama_decode(ctx, llama_cpp.llama_batch_get_one(tokens, len(part))):
         sys.exit("llama_decode failed")
 logits = llama_cpp.llama_get_logits_ith(ctx, -1)
 best = max(range(llm.n_vocab()), key=lambda i: logits[i]) if what != "save" else 0

@@ -36,6 +36,8 @@ void choice_free(struct choice *v)
     buf_free(&v->values);
     buf_free(&v->top);
     buf_free(&v->offsets);
+    buf_free(&v->ids);
+    buf_free(&v->prompt);
     *v = (struct choice){0};
 }
 
@@ -147,8 +149,12 @@ static bool is_text(const char *s, size_t n)
 
 /* A token as text, in quotes.  A partial character is spelled as OpenAI does: "bytes:\xe2\x80" in completions,
  * "\\xe2\\x80" in chats; so every token is unique. */
-static void put_token(struct buf *out, const struct choice *v, const char *bytes, size_t n)
+static void put_token(struct buf *out, const struct choice *v, int32_t id, const char *bytes, size_t n)
 {
+    if (v->c->params->tokens_as_ids) {
+        buf_printf(out, "\"token_id:%d\"", id);
+        return;
+    }
     if (is_text(bytes, n)) {
         json_put_string(out, bytes, n);
         return;
@@ -166,13 +172,13 @@ static void put_bytes(struct buf *out, const char *bytes, size_t n)
 }
 
 /* {"token","logprob","bytes", and what the caller adds */
-static void put_entry(struct buf *out, const struct choice *v, const struct buf *bytes, float logprob)
+static void put_entry(struct buf *out, const struct choice *v, int32_t id, const struct buf *bytes, float logprob)
 {
     buf_str(out, "{\"token\":");
-    put_token(out, v, bytes->data, bytes->len);
+    put_token(out, v, id, bytes->data, bytes->len);
     buf_str(out, ",\"logprob\":");
     json_put_number(out, logprob);
-    put_bytes(out, bytes->data, bytes->len);
+    if (v->c->route == OPENAI_CHAT) put_bytes(out, bytes->data, bytes->len);
 }
 
 static void token_bytes(const struct choice *v, int32_t id, struct buf *out)
@@ -182,18 +188,24 @@ static void token_bytes(const struct choice *v, int32_t id, struct buf *out)
     tokenizer_bytes(v->c->tokenizer, id, out);
 }
 
+/* How many of an event's alternatives an array of so many has: the engine gives both arrays the longer one's. */
+static int shown(const struct event *ev, int most)
+{
+    return ev->n_top < most ? ev->n_top : most;
+}
+
 static void add_chat_entry(struct choice *v, const struct event *ev, const struct event_batch *batch)
 {
     struct buf bytes = {0};
     if (v->tokens.len) buf_char(&v->tokens, ',');
     token_bytes(v, ev->token, &bytes);
-    put_entry(&v->tokens, v, &bytes, ev->logprob);
+    put_entry(&v->tokens, v, ev->token, &bytes, ev->logprob);
     buf_str(&v->tokens, ",\"top_logprobs\":[");
-    for (int i = 0; i < ev->n_top; i++) {
+    for (int i = 0; i < shown(ev, v->c->params->logprobs); i++) {
         const struct top_token *t = &batch->top[ev->top + (uint32_t)i];
         if (i) buf_char(&v->tokens, ',');
         token_bytes(v, t->id, &bytes);
-        put_entry(&v->tokens, v, &bytes, t->logprob);
+        put_entry(&v->tokens, v, t->id, &bytes, t->logprob);
         buf_char(&v->tokens, '}');
     }
     buf_str(&v->tokens, "]}");
@@ -206,18 +218,19 @@ static void put_top(struct choice *v, const struct event *ev, const struct event
     struct buf bytes = {0};
     bool among = false;
     buf_char(&v->top, '{');
-    for (int i = 0; i < ev->n_top; i++) {
+    int n = shown(ev, v->c->params->logprobs);
+    for (int i = 0; i < n; i++) {
         const struct top_token *t = &batch->top[ev->top + (uint32_t)i];
         token_bytes(v, t->id, &bytes);
         among = among || t->id == ev->token;
         if (i) buf_char(&v->top, ',');
-        put_token(&v->top, v, bytes.data, bytes.len);
+        put_token(&v->top, v, t->id, bytes.data, bytes.len);
         buf_char(&v->top, ':');
         json_put_number(&v->top, t->logprob);
     }
     if (!among) {
-        if (ev->n_top) buf_char(&v->top, ',');
-        put_token(&v->top, v, own->data, own->len);
+        if (n) buf_char(&v->top, ',');
+        put_token(&v->top, v, ev->token, own->data, own->len);
         buf_char(&v->top, ':');
         json_put_number(&v->top, ev->logprob);
     }
@@ -234,10 +247,10 @@ static void add_entry(struct choice *v, const struct event *ev, const struct eve
     buf_str(&v->values, comma);
     buf_str(&v->top, comma);
     /* detokenising may have dropped the leading space of the first token */
-    if (ev->text_len && is_text(bytes.data, bytes.len))
+    if (ev->text_len && !v->c->params->tokens_as_ids && is_text(bytes.data, bytes.len))
         json_put_string(&v->tokens, batch->text + ev->text, ev->text_len);
     else
-        put_token(&v->tokens, v, bytes.data, bytes.len);
+        put_token(&v->tokens, v, ev->token, bytes.data, bytes.len);
     json_put_number(&v->values, ev->logprob); /* NAN is written as null */
     if (isnan(ev->logprob))
         buf_str(&v->top, "null");
@@ -250,10 +263,10 @@ static void add_entry(struct choice *v, const struct event *ev, const struct eve
 static void add_logprobs(struct choice *v, const struct event *ev, const struct event_batch *batch)
 {
     if (v->c->params->logprobs < 0) return;
-    if (v->c->route == OPENAI_CHAT)
-        add_chat_entry(v, ev, batch);
-    else
+    if (v->c->route == OPENAI_COMPLETIONS)
         add_entry(v, ev, batch);
+    else
+        add_chat_entry(v, ev, batch);
 }
 
 void choice_put_logprobs(struct buf *out, const struct choice *v)
@@ -263,16 +276,88 @@ void choice_put_logprobs(struct buf *out, const struct choice *v)
         buf_str(out, "null");
     else if (v->c->route == OPENAI_CHAT)
         buf_printf(out, "{\"content\":[%s],\"refusal\":null}", tokens);
+    else if (v->c->route == OPENAI_TOKENS)
+        buf_printf(out, "{\"content\":[%s]}", tokens);
     else
         buf_printf(out, "{\"tokens\":[%s],\"token_logprobs\":[%s],\"top_logprobs\":[%s],\"text_offset\":[%s]}", tokens,
                    v->values.len ? v->values.data : "", v->top.len ? v->top.data : "",
                    v->offsets.len ? v->offsets.data : "");
 }
 
+/* "7":{"logprob":-1.5,"rank":1,"decoded_token":" a"}; rank 0: not known */
+static void put_prompt_entry(struct choice *v, int32_t id, float logprob, int rank)
+{
+    struct buf bytes = {0};
+    token_bytes(v, id, &bytes);
+    buf_printf(&v->prompt, "\"%d\":{\"logprob\":", id);
+    json_put_number(&v->prompt, logprob);
+    buf_str(&v->prompt, ",\"rank\":");
+    if (rank)
+        buf_printf(&v->prompt, "%d", rank);
+    else
+        buf_str(&v->prompt, "null");
+    buf_str(&v->prompt, ",\"decoded_token\":");
+    json_put_string(&v->prompt, bytes.data, bytes.len);
+    buf_char(&v->prompt, '}');
+    buf_free(&bytes);
+}
+
+/* The token itself comes first, as in vLLM. */
+static void add_prompt_logprobs(struct choice *v, const struct event *ev, const struct event_batch *batch)
+{
+    int most = v->c->params->prompt_logprobs, rank = 0;
+    if (most < 0) return;
+    if (v->prompt.len) buf_char(&v->prompt, ',');
+    if (isnan(ev->logprob)) { /* the first: nothing predicts it */
+        buf_str(&v->prompt, "null");
+        return;
+    }
+    const struct top_token *top = batch->top + ev->top;
+    for (int i = 0; i < ev->n_top && !rank; i++)
+        if (top[i].id == ev->token) rank = i + 1;
+    buf_char(&v->prompt, '{');
+    put_prompt_entry(v, ev->token, ev->logprob, rank);
+    for (int i = 0; i < shown(ev, most); i++) {
+        if (top[i].id < 0 || top[i].id == ev->token) continue;
+        buf_char(&v->prompt, ',');
+        put_prompt_entry(v, top[i].id, top[i].logprob, i + 1);
+    }
+    buf_char(&v->prompt, '}');
+}
+
+static void put_list(struct buf *out, const struct buf *contents)
+{
+    buf_char(out, '[');
+    buf_append(out, contents->data, contents->len);
+    buf_char(out, ']');
+}
+
+void choice_put_prompt_logprobs(struct buf *out, const struct choice *v)
+{
+    if (v->c->params->prompt_logprobs < 0)
+        buf_str(out, "null");
+    else
+        put_list(out, v->first ? &v->first->prompt : &v->prompt);
+}
+
+void choice_put_prompt_ids(struct buf *out, const struct choice *v)
+{
+    buf_char(out, '[');
+    for (size_t i = 0; i < v->n_prompt_ids; i++) buf_printf(out, i ? ",%d" : "%d", v->prompt_ids[i]);
+    buf_char(out, ']');
+}
+
+void choice_put_ids(struct buf *out, const struct choice *v)
+{
+    put_list(out, &v->ids);
+}
+
 /* ---- events ---------------------------------------------------------------------------------------------------- */
 
 static void add_prompt_token(struct choice *v, const struct event *ev, const struct event_batch *batch)
 {
+    add_prompt_logprobs(v, ev, batch);
+    if (!v->c->params->echo) return;
     add_logprobs(v, ev, batch);
     if (!ev->special) v->chars += count_characters(batch->text + ev->text, ev->text_len);
 }
@@ -286,6 +371,7 @@ static void add_token(struct choice *v, const struct event *ev, const struct eve
     v->n_tokens++;
     v->sum_logprob += ev->logprob;
     add_logprobs(v, ev, batch);
+    if (v->c->params->return_ids) buf_printf(&v->ids, v->ids.len ? ",%d" : "%d", ev->token);
     v->chars += count_characters(text, n);
     buf_append(&v->held, text, n);
     v->finish = ev->finish;
@@ -293,7 +379,13 @@ static void add_token(struct choice *v, const struct event *ev, const struct eve
     if (ev->finish == FINISH_NONE) release(v, v->held.len - bytes_to_hold(v));
 }
 
-enum { ENTRY = 256 /* a token as JSON, with its bytes as numbers */ };
+enum { ENTRY = 256 /* a token as JSON, with its bytes as numbers */, ID = 12 };
+
+static size_t prompt_entries_of(const struct choice *v, const struct event *ev)
+{
+    return ev->kind == EV_PROMPT && v->c->params->prompt_logprobs >= 0 ? 1 + (size_t)(ev->n_top > 0 ? ev->n_top : 0)
+                                                                       : 0;
+}
 
 static size_t entries_of(const struct choice *v, const struct event *ev)
 {
@@ -303,10 +395,11 @@ static size_t entries_of(const struct choice *v, const struct event *ev)
 bool choice_room(struct choice *v, const struct event *ev)
 {
     size_t entries = entries_of(v, ev);
-    bool chat = v->c->route == OPENAI_CHAT;
+    bool objects = v->c->route != OPENAI_COMPLETIONS;
     if (!buf_try_room(&v->held, ev->text_len) || !buf_try_room(&v->text, v->held.len + ev->text_len)) return false;
+    if (!buf_try_room(&v->ids, ID) || !buf_try_room(&v->prompt, prompt_entries_of(v, ev) * ENTRY)) return false;
     if (!entries) return true;
-    if (chat) return buf_try_room(&v->tokens, entries * ENTRY);
+    if (objects) return buf_try_room(&v->tokens, entries * ENTRY);
     return buf_try_room(&v->tokens, ENTRY) && buf_try_room(&v->values, ENTRY) &&
            buf_try_room(&v->top, entries * ENTRY) && buf_try_room(&v->offsets, ENTRY);
 }
@@ -314,14 +407,16 @@ bool choice_room(struct choice *v, const struct event *ev)
 size_t choice_event_bytes(const struct choice *v, const struct event *ev)
 {
     size_t entries = entries_of(v, ev);
-    return ev->kind == EV_DONE ? 0 : 3 * (2 * ev->text_len + (entries ? entries + 3 : 0) * ENTRY);
+    size_t prompt = prompt_entries_of(v, ev) * ENTRY, id = v->c->params->return_ids ? ID : 0;
+    return ev->kind == EV_DONE ? 0 : 3 * (2 * ev->text_len + (entries ? entries + 3 : 0) * ENTRY + prompt + id);
 }
 
 size_t choice_bytes(const struct choice *v)
 {
     const struct tool_answer *a = &v->answer;
     return 2 * (v->text.len + v->held.len + v->thoughts.len + a->thoughts.len + a->content.len) + v->tokens.len +
-           v->values.len + v->top.len + v->offsets.len;
+           v->values.len + v->top.len + v->offsets.len + v->ids.len +
+           (v->first ? v->first->prompt.len : v->prompt.len) + (v->c->params->return_ids ? v->n_prompt_ids * ID : 0);
 }
 
 void choice_add(struct choice *v, const struct event *ev, const struct event_batch *batch)
@@ -350,7 +445,8 @@ const struct buf *choice_thoughts(const struct choice *v)
 
 bool choice_ready(const struct choice *v)
 {
-    return v->text.len || v->thoughts.len || v->tokens.len || (v->c->params->stream && v->answer.n);
+    if (v->c->route == OPENAI_TOKENS) return v->ids.len;
+    return v->ids.len || v->text.len || v->thoughts.len || v->tokens.len || (v->c->params->stream && v->answer.n);
 }
 
 void choice_clear(struct choice *v)
@@ -362,6 +458,7 @@ void choice_clear(struct choice *v)
     buf_clear(&v->values);
     buf_clear(&v->top);
     buf_clear(&v->offsets);
+    buf_clear(&v->ids);
 }
 
 double choice_score(const struct choice *v)

@@ -29,8 +29,13 @@ struct choice {
     struct buf text; /* text not sent yet (in a whole answer with a parser, `answer` has it) */
     struct buf held;
     struct buf thoughts; /* likewise; they come before the text */
-    /* contents of the logprobs arrays, without brackets; completions: all four, chat: tokens, with objects */
+    /* contents of the logprobs arrays, without brackets; completions: all four, others: tokens, with objects */
     struct buf tokens, values, top, offsets;
+    struct buf ids;             /* return_token_ids: of the tokens not sent yet, likewise */
+    struct buf prompt;          /* prompt_logprobs, likewise; only the first choice of a prompt has them */
+    const struct choice *first; /* that choice; NULL: this one */
+    const int32_t *prompt_ids;  /* (n_prompt_ids), the caller's; they outlive it */
+    size_t n_prompt_ids;
     size_t chars; /* characters of text before the next token */
     double sum_logprob;
     int n_tokens;
@@ -67,6 +72,12 @@ const char *choice_finish_name(const struct choice *);
 
 /* {"tokens":[...],...} or {"content":[...]} of the tokens not sent yet; null when not requested */
 void choice_put_logprobs(struct buf *out, const struct choice *);
+/* vLLM's [null,{"7":{"logprob":-1.5,"rank":1,"decoded_token":" a"},...},...]; rank: null where it is not known, that
+ * of a token which is not among the alternatives */
+void choice_put_prompt_logprobs(struct buf *out, const struct choice *);
+/* [7,8]: of its prompt, and of its tokens that were not sent yet */
+void choice_put_prompt_ids(struct buf *out, const struct choice *);
+void choice_put_ids(struct buf *out, const struct choice *);
 /* vLLM's: the stop text or id that ended it, or null */
 void choice_put_stop_reason(struct buf *out, const struct choice *);
 

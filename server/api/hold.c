@@ -123,5 +123,5 @@ void api_reset_prefix_cache(struct http_req *req)
     const struct served_model *m = loaded(req);
     if (!m) return;
     engine_forget_prefixes(m->engine);
-    http_reply(req, 200, NULL, "", 0);
+    reply(req, "{\"success\":true}");
 }

@@ -1,6 +1,6 @@
-/* POST /v1/completions and /v1/chat/completions in OpenAI's convention, /v1/messages in Anthropic's and
- * /v1/responses in OpenAI's newer one, whose bodies are rewritten as those of chats (messages_params.h,
- * responses_params.h).
+/* POST /v1/completions and /v1/chat/completions in OpenAI's convention, /inference/v1/generate in vLLM's, /v1/messages in
+ * Anthropic's and /v1/responses in OpenAI's newer one.  Bodies of the last two are rewritten as those of chats
+ * (messages_params.h, responses_params.h), those of the third as those of completions (tokens_params.h).
  *
  * Steps of an exchange: admission (admission.h, before any work) -> read and check the parameters -> find the model ->
  * render the chat and tokenise (on the pool when long) -> compile the constraint, if any -> submit every sequence
@@ -129,6 +129,10 @@ static int submit_prompt(struct exchange *x, int p, struct err *e)
         *seq = (struct sequence){.x = x, .index = p * x->params.n + i};
         x->config.thinking = v->thinking;
         choice_init(&seq->choice, &x->config, v->echo.data, v->echo.len);
+        seq->choice.prompt_ids = v->ids;
+        seq->choice.n_prompt_ids = v->n;
+        if (i) seq->choice.first = &seq[-i].choice;
+        r.prompt_logprobs = x->params.gen.prompt_logprobs && (i == 0 || x->params.echo);
         r.sampling.seed = seed_derive(seed, i);
         seq->gen = bridge_submit(x->served->bridge, &r, x->handle, x->req,
                                  x->params.stream ? exchange_on_stream : exchange_on_gather, seq, e);
@@ -291,7 +295,10 @@ static void prepare(void *arg)
     struct exchange *x = arg;
     size_t echo = 0;
     if (x->route == OPENAI_CHAT && x->style != STYLE_COUNT) prepare_tools(x);
-    if (!x->failed.code) x->failed_param = x->route == OPENAI_CHAT ? "messages" : "prompt";
+    if (!x->failed.code)
+        x->failed_param = x->route == OPENAI_CHAT     ? "messages"
+                          : x->route == OPENAI_TOKENS ? "token_ids"
+                                                      : "prompt";
     for (int p = 0; p < x->params.n_prompts && !x->failed.code && !atomic_load(&x->gone); p++) {
         if (x->route == OPENAI_CHAT)
             prepare_chat(x, &x->prompts[p]);
@@ -340,6 +347,7 @@ static void make_id(struct exchange *x)
     const char *lead = messages                      ? "msg_"
                        : x->style == STYLE_RESPONSES ? "resp_"
                        : x->route == OPENAI_CHAT     ? "chatcmpl-"
+                       : x->route == OPENAI_TOKENS   ? "generate-tokens-"
                                                      : "cmpl-";
     snprintf(x->id, sizeof x->id, "%s%s", lead, x->req->id);
     http_set_id(x->req, x->id); /* the answer's id is also the request id, unless the client sent one */
@@ -347,7 +355,7 @@ static void make_id(struct exchange *x)
     x->head = (struct openai_head){
         .route = x->route,
         .params = &x->params,
-        .id = x->id,
+        .id = x->params.request_id ? x->params.request_id : x->id,
         .fingerprint = x->served->fingerprint,
         .created = (int64_t)time(NULL),
     };
@@ -370,7 +378,7 @@ static bool find_model(struct exchange *x)
         .tokenizer = engine_tokenizer(x->served->engine),
         .route = x->route,
     };
-    if (x->route == OPENAI_COMPLETIONS) return true;
+    if (x->route != OPENAI_CHAT) return true;
     if (!chat->template && !chat->plain) {
         exchange_reply_error(x, 400, "no_chat_template", NULL, chat->reason);
         return false;
@@ -496,6 +504,11 @@ static void handle(struct http_req *req, enum openai_route route, enum style sty
 void api_completions(struct http_req *req)
 {
     handle(req, OPENAI_COMPLETIONS, STYLE_OPENAI);
+}
+
+void api_generate_tokens(struct http_req *req)
+{
+    handle(req, OPENAI_TOKENS, STYLE_OPENAI);
 }
 
 void api_chat_completions(struct http_req *req)

@@ -9,8 +9,22 @@ static void put_text(struct buf *out, const struct buf *text)
     json_put_string(out, text->data ? text->data : "", text->len);
 }
 
+/* vLLM's: an object whose id is the client's. */
+static void put_tokens_head(struct buf *out, const struct openai_head *h)
+{
+    buf_str(out, "{\"request_id\":");
+    json_put_string(out, h->id, strlen(h->id));
+    buf_printf(out, ",\"created\":%lld,\"model\":", (long long)h->created);
+    json_put_string(out, h->model, strlen(h->model));
+    buf_str(out, ",\"choices\":[");
+}
+
 static void put_head(struct buf *out, const struct openai_head *h, bool chunk)
 {
+    if (h->route == OPENAI_TOKENS) {
+        put_tokens_head(out, h);
+        return;
+    }
     const char *object = h->route == OPENAI_COMPLETIONS ? "text_completion"
                          : chunk                        ? "chat.completion.chunk"
                                                         : "chat.completion";
@@ -40,13 +54,56 @@ static void put_finish(struct buf *out, const struct choice *v, bool over)
     choice_put_stop_reason(out, v);
 }
 
-static void put_completion(struct buf *out, const struct choice *v, int index, bool over)
+/* What vLLM adds to a choice; first: with what is said once of a prompt. */
+static void put_ids(struct buf *out, const struct choice *v, bool completion, bool first)
 {
+    if (completion && first && v->c->params->prompt_logprobs >= 0) {
+        buf_str(out, ",\"prompt_logprobs\":");
+        choice_put_prompt_logprobs(out, v);
+    }
+    if (!v->c->params->return_ids) return;
+    buf_str(out, ",\"token_ids\":");
+    choice_put_ids(out, v);
+    if (!completion || !first) return;
+    buf_str(out, ",\"prompt_token_ids\":");
+    choice_put_prompt_ids(out, v);
+}
+
+/* What vLLM adds to the answer of a route with one prompt. */
+static void put_prompt(struct buf *out, const struct choice *v)
+{
+    if (v->c->params->prompt_logprobs >= 0 || v->c->route == OPENAI_TOKENS) {
+        buf_str(out, ",\"prompt_logprobs\":");
+        choice_put_prompt_logprobs(out, v);
+    }
+    if (!v->c->params->return_ids || v->c->route != OPENAI_CHAT) return;
+    buf_str(out, ",\"prompt_token_ids\":");
+    choice_put_prompt_ids(out, v);
+}
+
+static void put_tokens(struct buf *out, const struct choice *v, int index, bool over)
+{
+    buf_printf(out, "{\"index\":%d,\"token_ids\":", index);
+    choice_put_ids(out, v);
+    buf_str(out, ",\"logprobs\":");
+    choice_put_logprobs(out, v);
+    put_finish(out, v, over);
+    buf_char(out, '}');
+}
+
+/* Of a completion; first: the first of a stream, or not of one. */
+static void put_completion(struct buf *out, const struct choice *v, int index, bool first, bool over)
+{
+    if (v->c->route == OPENAI_TOKENS) {
+        put_tokens(out, v, index, over);
+        return;
+    }
     buf_printf(out, "{\"index\":%d,\"text\":", index);
     put_text(out, &v->text);
     buf_str(out, ",\"logprobs\":");
     choice_put_logprobs(out, v);
     put_finish(out, v, over);
+    put_ids(out, v, true, first);
     buf_char(out, '}');
 }
 
@@ -77,8 +134,8 @@ void openai_put_chunk(struct buf *out, const struct openai_head *h, enum openai_
                       int index, const struct openai_usage *usage)
 {
     put_head(out, h, true);
-    if (h->route == OPENAI_COMPLETIONS) {
-        put_completion(out, v, index, v->done.kind == EV_DONE);
+    if (h->route != OPENAI_CHAT) {
+        put_completion(out, v, index, kind == CHUNK_FIRST, v->done.kind == EV_DONE);
     } else {
         buf_printf(out, "{\"index\":%d,", index);
         put_delta(out, kind, v);
@@ -88,9 +145,11 @@ void openai_put_chunk(struct buf *out, const struct openai_head *h, enum openai_
         else
             buf_str(out, "null");
         put_finish(out, v, kind == CHUNK_END);
+        if (kind == CHUNK_TEXT) put_ids(out, v, false, false);
         buf_char(out, '}');
     }
     buf_char(out, ']');
+    if (kind == CHUNK_ROLE) put_prompt(out, v);
     if (usage)
         put_usage(out, usage);
     else if (h->params->include_usage)
@@ -128,6 +187,7 @@ static void put_message(struct buf *out, const struct choice *v, int index)
     buf_str(out, "},\"logprobs\":");
     choice_put_logprobs(out, v);
     put_finish(out, v, true);
+    put_ids(out, v, false, true);
     buf_char(out, '}');
 }
 
@@ -137,12 +197,13 @@ void openai_put_whole(struct buf *out, const struct openai_head *h, struct choic
     put_head(out, h, false);
     for (int i = 0; i < n; i++) {
         if (i) buf_char(out, ',');
-        if (h->route == OPENAI_COMPLETIONS)
-            put_completion(out, choices[i], i, true);
-        else
+        if (h->route == OPENAI_CHAT)
             put_message(out, choices[i], i);
+        else
+            put_completion(out, choices[i], i, true, true);
     }
     buf_char(out, ']');
+    if (h->route != OPENAI_COMPLETIONS) put_prompt(out, choices[0]);
     put_usage(out, usage);
     buf_char(out, '}');
 }

@@ -23,9 +23,10 @@ struct openai_usage {
 };
 
 enum openai_chunk {
-    CHUNK_ROLE, /* chat: the first of a choice */
-    CHUNK_TEXT, /* the text that choice_clear then drops; completions: with finish_reason when it is over */
-    CHUNK_END,  /* chat: finish_reason */
+    CHUNK_ROLE,  /* chat: the first of a choice */
+    CHUNK_FIRST, /* others: as the next, the first of a choice */
+    CHUNK_TEXT,  /* the text that choice_clear then drops; completions: with finish_reason when it is over */
+    CHUNK_END,   /* chat: finish_reason */
 };
 
 /* {"id":...,"choices":[one],...}; usage may be NULL */

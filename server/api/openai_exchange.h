@@ -62,7 +62,7 @@ struct exchange {
     struct reservation held; /* for prompts and answer; owned by the pool while it prepares */
     size_t gathered_bytes;   /* memory of the choices, at most */
     struct openai_head head;
-    char id[REQUEST_ID_MAX + 16];
+    char id[REQUEST_ID_MAX + 24];
     struct choice_config config;
 
     struct prepared *prompts; /* (params.n_prompts) */

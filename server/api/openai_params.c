@@ -3,8 +3,10 @@
 #include "engine/base/mem.h"
 #include "server/api/chat_format.h"
 #include "server/api/request_fields.h"
+#include "server/api/tokens_params.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,13 +21,17 @@ struct check {
 
 /* ---- sampling -------------------------------------------------------------------------------------------------- */
 
-/* Defaults from generation_config.json, as in vLLM; explicit fields override them. */
-static void set_defaults(struct openai_params *p, const struct engine_info *m)
+/* Defaults from generation_config.json, as in vLLM; explicit fields override them.  Those of token ids are vLLM's own:
+ * a trainer wants the distribution of the weights. */
+static void set_defaults(struct openai_params *p, enum openai_route route, const struct engine_info *m)
 {
+    static const struct engine_info plain = {.temperature = 1, .top_p = 1, .repetition_penalty = 1};
+    if (route == OPENAI_TOKENS) m = &plain;
     *p = (struct openai_params){
         .code = "invalid_value",
         .n = 1,
         .logprobs = -1,
+        .prompt_logprobs = -1,
         .max_tokens_field = "max_tokens",
         .parallel_tool_calls = true,
         .add_generation_prompt = true,
@@ -146,12 +152,18 @@ static bool check_logprobs(struct check *c)
     int64_t v = 0;
     bool given, wanted = false;
     if (c->route == OPENAI_CHAT && !fields_bool(f, "logprobs", &wanted)) return false;
-    if (!fields_int(f, name, 0, OPENAI_TOP_MAX, &v, &given)) return false;
+    if (!fields_int(f, name, 0, c->route == OPENAI_TOKENS ? ENGINE_TOP_MAX : OPENAI_TOP_MAX, &v, &given)) return false;
     if (c->route == OPENAI_CHAT && v && !wanted)
         return fields_refuse(f, "top_logprobs", "`top_logprobs` is only allowed when `logprobs` is true");
     if (c->route == OPENAI_CHAT ? wanted : given) p->logprobs = (int)v;
-    p->gen.top_n = p->logprobs > 0 ? p->logprobs : 0;
-    p->gen.prompt_logprobs = p->echo && p->logprobs >= 0;
+    v = -1;
+    if (!fields_int(f, "prompt_logprobs", 0, ENGINE_TOP_MAX, &v, &given)) return false;
+    if (given && p->stream)
+        return fields_refuse(f, "prompt_logprobs", "`prompt_logprobs` are not available when `stream` is true");
+    p->prompt_logprobs = (int)v;
+    int most = p->logprobs > p->prompt_logprobs ? p->logprobs : p->prompt_logprobs;
+    p->gen.top_n = most > 0 ? most : 0;
+    p->gen.prompt_logprobs = p->prompt_logprobs >= 0 || (p->echo && p->logprobs >= 0);
     return true;
 }
 
@@ -164,15 +176,24 @@ static bool is_ids(const struct check *c, const cJSON *list)
     return cJSON_IsArray(list) && list->child;
 }
 
+/* The field of a route that has the prompt. */
+static const char *prompt_field(enum openai_route route)
+{
+    return route == OPENAI_CHAT ? "messages" : route == OPENAI_TOKENS ? "token_ids" : "prompt";
+}
+
 static bool add_prompt(struct check *c, const cJSON *item, int i)
 {
     struct openai_params *p = c->p;
+    const char *name = prompt_field(c->route);
+    char path[24];
+    snprintf(path, sizeof path, "prompt[%d]", i);
     struct openai_prompt *v = &p->prompts[p->n_prompts++];
     if (cJSON_IsString(item)) {
         *v = (struct openai_prompt){.text = item->valuestring, .len = strlen(item->valuestring)};
         if (text_may_fit(v->len, c->lim->info->max_total_tokens, c->lim->longest_token) || p->truncate) return true;
         p->code = "context_length_exceeded";
-        return fields_refuse(&c->f, "prompt",
+        return fields_refuse(&c->f, name,
                              "This model's maximum context length is %d tokens. However, your prompt has %zu bytes, "
                              "more than so many tokens can hold.",
                              c->lim->info->max_total_tokens, v->len);
@@ -180,12 +201,13 @@ static bool add_prompt(struct check *c, const cJSON *item, int i)
     *v = (struct openai_prompt){.ids = item->child, .len = (size_t)cJSON_GetArraySize(item)};
     if (v->len > (size_t)c->lim->info->max_total_tokens && !p->truncate) { /* too long for any model input */
         p->code = "context_length_exceeded";
-        return fields_refuse(&c->f, "prompt",
+        return fields_refuse(&c->f, name,
                              "This model's maximum context length is %d tokens. However, your prompt has %zu.",
                              c->lim->info->max_total_tokens, v->len);
     }
     if (is_ids(c, item)) return true;
-    return fields_refuse(&c->f, "prompt", "prompt[%d]: expected token ids from 0 to %d", i, c->f.vocab - 1);
+    return fields_refuse(&c->f, name, "%s: expected token ids from 0 to %d", c->route == OPENAI_TOKENS ? name : path,
+                         c->f.vocab - 1);
 }
 
 /* A string, a list of strings, a list of token ids, or a list of such lists. */
@@ -450,9 +472,9 @@ static bool check_chat(struct check *c)
  * mean "off" are accepted. */
 static bool check_unsupported(struct check *c)
 {
-    static const char *const names[] = {"suffix",        "use_beam_search",   "bad_words",         "allowed_token_ids",
-                                        "prompt_embeds", "prompt_logprobs",   "logits_processors", "audio",
-                                        "prediction",    "web_search_options"};
+    static const char *const names[] = {
+        "suffix", "use_beam_search", "bad_words",         "allowed_token_ids", "prompt_embeds", "logits_processors",
+        "audio",  "prediction",      "web_search_options"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const cJSON *v = fields_find(&c->f, names[i]);
         bool off = !v || cJSON_IsFalse(v) || (cJSON_IsArray(v) && !v->child) || (cJSON_IsString(v) && !*v->valuestring);
@@ -472,9 +494,12 @@ static bool check_output(struct check *c)
     bool skip_special = true;
     p->add_special = c->route == OPENAI_COMPLETIONS;
     if (!fields_bool(f, "echo", &p->echo) || !fields_bool(f, "include_stop_str_in_output", &p->keep_stop) ||
-        !fields_bool(f, "skip_special_tokens", &skip_special) || !fields_bool(f, "add_special_tokens", &p->add_special))
+        !fields_bool(f, "skip_special_tokens", &skip_special) || !fields_bool(f, "return_token_ids", &p->return_ids) ||
+        !fields_bool(f, "return_tokens_as_token_ids", &p->tokens_as_ids) ||
+        !fields_bool(f, "add_special_tokens", &p->add_special))
         return false;
     p->keep_special = !skip_special;
+    if (c->route == OPENAI_TOKENS) p->return_ids = p->tokens_as_ids = true;
     if (c->route == OPENAI_CHAT && p->echo) return fields_refuse(f, "echo", "`echo` is not supported for chats");
     return true;
 }
@@ -488,6 +513,16 @@ static bool check_constraint(struct check *c)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strncmp(c->f.e->msg, names[i], strlen(names[i])) == 0) c->f.param = names[i];
     return false;
+}
+
+static bool check_request_id(struct check *c)
+{
+    struct openai_params *p = c->p;
+    if (!fields_string(&c->f, "request_id", &p->request_id)) return false;
+    size_t n = p->request_id ? strlen(p->request_id) : 1;
+    if (n >= 1 && n <= TOKENS_REQUEST_ID_MAX) return true;
+    return fields_refuse(&c->f, "request_id", "`request_id` must have 1 to %d bytes. Given: %zu", TOKENS_REQUEST_ID_MAX,
+                         n);
 }
 
 static bool check_total(struct check *c)
@@ -504,7 +539,7 @@ static bool check_total(struct check *c)
 int openai_params_parse(struct openai_params *p, enum openai_route route, const struct openai_limits *lim,
                         const char *body, size_t len, struct err *e, const char **param)
 {
-    set_defaults(p, lim->info);
+    set_defaults(p, route, lim->info);
     e->code = 0;
     *param = NULL;
     p->tree = json_parse_body(body, len, e);
@@ -517,6 +552,7 @@ int openai_params_parse(struct openai_params *p, enum openai_route route, const 
     };
     if (!fields_few(p->tree, e)) return 400;
     bool good = cJSON_IsObject(p->tree) || fields_refuse(&c.f, NULL, "expected a JSON object");
+    if (route == OPENAI_TOKENS) good = good && tokens_to_completion(&c.f, p->tree) && check_request_id(&c);
     good = good && fields_string(&c.f, "model", &p->model) && check_stream(&c) && check_output(&c) &&
            check_sampling(&c) && check_seed(&c) && check_counts(&c) && check_lengths(&c) && check_logprobs(&c) &&
            fields_stop(&c.f, lim->messages ? "stop_sequences" : "stop", lim->max_stop, &p->gen, p->stop) &&
@@ -531,8 +567,8 @@ int openai_params_fit(struct openai_params *p, enum openai_route route, const st
                       struct err *e, const char **param)
 {
     int64_t total = lim->info->max_total_tokens, rest = total - (int64_t)n;
-    const char *where = route == OPENAI_CHAT ? "messages" : "prompt";
-    int64_t usual = route == OPENAI_CHAT || rest < OPENAI_DEFAULT_TOKENS ? rest : OPENAI_DEFAULT_TOKENS;
+    const char *where = prompt_field(route);
+    int64_t usual = route != OPENAI_COMPLETIONS || rest < OPENAI_DEFAULT_TOKENS ? rest : OPENAI_DEFAULT_TOKENS;
     int64_t wanted = p->max_tokens ? p->max_tokens : usual;
     *param = where;
     if (lim->at_most && rest >= 1 && wanted > rest) wanted = rest; /* Claude Code always asks for 32,000 and more */
@@ -553,11 +589,13 @@ int openai_params_fit(struct openai_params *p, enum openai_route route, const st
     }
     if (p->gen.prompt_logprobs) p->prompt_entries += (int64_t)n * p->best_of * (p->gen.top_n + 1);
     if (p->prompt_entries > OPENAI_PROMPT_ENTRIES_MAX) {
-        *param = p->best_of > 1 ? "n" : "logprobs";
+        const char *name = p->prompt_logprobs >= p->logprobs ? "prompt_logprobs" : "logprobs";
+        *param = p->best_of > 1 ? "n" : name;
         err_set(e, ERR_INVALID,
-                "`echo` with `logprobs`: one answer may have %d log-probabilities of prompts at most (tokens x `n` x "
-                "(`logprobs` + 1)): lower `n` or `logprobs`, or send fewer prompts",
-                OPENAI_PROMPT_ENTRIES_MAX);
+                "%s: one answer may have %d log-probabilities of prompts at most (tokens x `n` x (`%s` + 1)): lower "
+                "`n` or `%s`, or send fewer prompts",
+                p->prompt_logprobs < 0 ? "`echo` with `logprobs`" : "`prompt_logprobs`", OPENAI_PROMPT_ENTRIES_MAX,
+                name, name);
         return 400;
     }
     p->gen.n_prompt = (int)n;

@@ -1,6 +1,6 @@
-/* The bodies of POST /v1/completions and /v1/chat/completions: reads and checks them, and converts them to a
- * gen_request. OpenAI's fields and vLLM's additions.  A null field counts as absent, an unknown one is ignored, and an
- * unsupported one that would change the text is refused by name.  Pure: any thread. */
+/* The bodies of POST /v1/completions, /v1/chat/completions and /inference/v1/generate: reads and checks them, and
+ * converts them to a gen_request. OpenAI's fields and vLLM's additions.  A null field counts as absent, an unknown one
+ * is ignored, and an unsupported one that would change the text is refused by name.  Pure: any thread. */
 #ifndef TANDEM_SERVER_API_OPENAI_PARAMS_H
 #define TANDEM_SERVER_API_OPENAI_PARAMS_H
 
@@ -13,11 +13,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum openai_route { OPENAI_COMPLETIONS, OPENAI_CHAT };
+/* OPENAI_TOKENS: vLLM's /inference/v1/generate, whose prompt and answer are token ids (tokens_params.h) */
+enum openai_route { OPENAI_COMPLETIONS, OPENAI_CHAT, OPENAI_TOKENS };
 
 /* n, and best_of, of one prompt: OpenAI's limit */
 enum { OPENAI_N_MAX = 128, OPENAI_TOP_MAX = 20, OPENAI_DEFAULT_TOKENS = 16 };
-/* log-probabilities of prompts (echo) in one answer, which is held in memory */
+/* log-probabilities of prompts (echo, prompt_logprobs) in one answer, which is held in memory */
 enum { OPENAI_PROMPT_ENTRIES_MAX = 1024 * 1024 };
 
 struct openai_limits {
@@ -43,11 +44,15 @@ struct openai_params {
     const char *model;
     bool stream, include_usage, continuous_usage;
     bool echo;
-    bool keep_stop;      /* include_stop_str_in_output */
-    bool keep_special;   /* !skip_special_tokens */
-    bool add_special;    /* let the tokenizer add its own tokens */
-    bool nothing_wanted; /* max_tokens 0, with echo: one token is generated and dropped */
-    int logprobs;        /* alternatives for every token; -1: no log-probabilities */
+    bool keep_stop;         /* include_stop_str_in_output */
+    bool keep_special;      /* !skip_special_tokens */
+    bool add_special;       /* let the tokenizer add its own tokens */
+    bool nothing_wanted;    /* max_tokens 0, with echo: one token is generated and dropped */
+    int logprobs;           /* alternatives for every token; -1: no log-probabilities */
+    int prompt_logprobs;    /* likewise for every token of a prompt, in an answer that is not streamed */
+    bool return_ids;        /* the answer has the ids of prompt and text */
+    bool tokens_as_ids;     /* log-probabilities have "token_id:7" in place of a token's text */
+    const char *request_id; /* OPENAI_TOKENS; NULL: not given */
     int n, best_of;
     bool has_seed;
     int64_t max_tokens; /* 0: not given */

@@ -227,10 +227,12 @@ static void send_ready(struct exchange *x, struct sequence *seq, bool over)
     }
     bool chat = x->route == OPENAI_CHAT;
     if (chat && !seq->started) send_chunk(x, seq, CHUNK_ROLE);
+    bool first = !chat && !seq->started;
     seq->started = true;
     bool any = choice_ready(&seq->choice) || (over && !chat);
     for (; any; any = choice_ready(&seq->choice)) {
-        send_chunk(x, seq, CHUNK_TEXT);
+        send_chunk(x, seq, first ? CHUNK_FIRST : CHUNK_TEXT);
+        first = false;
         choice_clear(&seq->choice);
     }
     if (over && chat) send_chunk(x, seq, CHUNK_END);

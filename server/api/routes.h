@@ -11,6 +11,7 @@ void api_generate_compat(struct http_req *); /* POST /: an array of one object, 
 void api_generate_stream(struct http_req *); /* POST /generate_stream */
 /* openai.c, models.c */
 void api_completions(struct http_req *);
+void api_generate_tokens(struct http_req *); /* vLLM's POST /inference/v1/generate */
 void api_chat_completions(struct http_req *);
 void api_responses(struct http_req *);      /* POST /v1/responses */
 void api_messages(struct http_req *);       /* POST /v1/messages */
@@ -43,6 +44,10 @@ void api_pause(struct http_req *);
 void api_resume(struct http_req *);
 void api_is_paused(struct http_req *);
 void api_reset_prefix_cache(struct http_req *);
+/* vllm_trainer.c */
+void api_world_size(struct http_req *);
+void api_server_info(struct http_req *);
+void api_no_weight_transfer(struct http_req *); /* refuses POST /init_weight_transfer_engine and the like */
 /* tokenizer_info.c */
 void api_tokenizer_info(struct http_req *);
 

@@ -377,6 +377,7 @@ enum {
 struct sample_out {
     int32_t id;    /* the token, SAMPLE_NONE or SAMPLE_BROKEN */
     float logprob; /* of id; NaN where it is no token */
+    int32_t rank;  /* of a forced id among the logits before step 0: 1 is the likeliest; ties by ascending id; else 0 */
     int32_t top_id[SAMPLE_TOP_MAX];
     float top_logprob[SAMPLE_TOP_MAX]; /* descending; ties by ascending id; places past top_n: id -1, NaN */
 };

@@ -297,6 +297,7 @@ struct event {
     /* EV_PROMPT, EV_TOKEN */
     int32_t token;
     float logprob; /* NAN for the first prompt token */
+    int rank; /* EV_PROMPT: its place among the tokens that the model expected there, from 1; 0: no log-probability */
     bool special;
     uint32_t text,
         text_len;     /* this token's text: bytes [text, text + text_len) of the batch's `text`; complete UTF-8 */

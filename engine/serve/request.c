@@ -328,6 +328,7 @@ static void fill_event(struct event *v, struct request *r, enum event_kind kind,
                         .kind = kind,
                         .token = o->id,
                         .logprob = o->logprob,
+                        .rank = o->rank,
                         .n_top = r->top_n,
                         .stop_index = -1};
     struct top_token top[ENGINE_TOP_MAX];

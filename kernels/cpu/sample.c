@@ -305,6 +305,16 @@ static void report_top(const struct isa *isa, const float *logits, int V, int to
     }
 }
 
+/* 1: the likeliest; ties by ascending id. */
+static int32_t rank_of(const float *logits, int V, int32_t id)
+{
+    float own = logits[id];
+    int32_t above = 0;
+    for (int i = 0; i < id; i++) above += logits[i] >= own;
+    for (int i = id + 1; i < V; i++) above += logits[i] > own;
+    return above + 1;
+}
+
 static void sample_one(const struct isa *isa, const float *logits, int V, const struct sample_row *r,
                        struct sample_out *o, char *scratch)
 {
@@ -320,7 +330,9 @@ static void sample_one(const struct isa *isa, const float *logits, int V, const 
     double lse = (double)max + log(isa->exp_sum(logits, V, max, 1));
     if (r->top_n > 0) report_top(isa, logits, V, r->top_n, lse, o, cand);
     int32_t id = r->forced;
-    if (id < 0) {
+    if (id >= 0) {
+        o->rank = rank_of(logits, V, id);
+    } else {
         struct pick k = {isa, r, logits, V, max, 0, cand, cand + room, copy + room};
         if (r->n_adds || r->n_counts || r->allowed) {
             if (r->allowed)

@@ -284,19 +284,14 @@ void choice_put_logprobs(struct buf *out, const struct choice *v)
                    v->offsets.len ? v->offsets.data : "");
 }
 
-/* "7":{"logprob":-1.5,"rank":1,"decoded_token":" a"}; rank 0: not known */
+/* "7":{"logprob":-1.5,"rank":1,"decoded_token":" a"} */
 static void put_prompt_entry(struct choice *v, int32_t id, float logprob, int rank)
 {
     struct buf bytes = {0};
     token_bytes(v, id, &bytes);
     buf_printf(&v->prompt, "\"%d\":{\"logprob\":", id);
     json_put_number(&v->prompt, logprob);
-    buf_str(&v->prompt, ",\"rank\":");
-    if (rank)
-        buf_printf(&v->prompt, "%d", rank);
-    else
-        buf_str(&v->prompt, "null");
-    buf_str(&v->prompt, ",\"decoded_token\":");
+    buf_printf(&v->prompt, ",\"rank\":%d,\"decoded_token\":", rank);
     json_put_string(&v->prompt, bytes.data, bytes.len);
     buf_char(&v->prompt, '}');
     buf_free(&bytes);
@@ -305,7 +300,7 @@ static void put_prompt_entry(struct choice *v, int32_t id, float logprob, int ra
 /* The token itself comes first, as in vLLM. */
 static void add_prompt_logprobs(struct choice *v, const struct event *ev, const struct event_batch *batch)
 {
-    int most = v->c->params->prompt_logprobs, rank = 0;
+    int most = v->c->params->prompt_logprobs;
     if (most < 0) return;
     if (v->prompt.len) buf_char(&v->prompt, ',');
     if (isnan(ev->logprob)) { /* the first: nothing predicts it */
@@ -313,10 +308,8 @@ static void add_prompt_logprobs(struct choice *v, const struct event *ev, const 
         return;
     }
     const struct top_token *top = batch->top + ev->top;
-    for (int i = 0; i < ev->n_top && !rank; i++)
-        if (top[i].id == ev->token) rank = i + 1;
     buf_char(&v->prompt, '{');
-    put_prompt_entry(v, ev->token, ev->logprob, rank);
+    put_prompt_entry(v, ev->token, ev->logprob, ev->rank);
     for (int i = 0; i < shown(ev, most); i++) {
         if (top[i].id < 0 || top[i].id == ev->token) continue;
         buf_char(&v->prompt, ',');

@@ -72,8 +72,8 @@ const char *choice_finish_name(const struct choice *);
 
 /* {"tokens":[...],...} or {"content":[...]} of the tokens not sent yet; null when not requested */
 void choice_put_logprobs(struct buf *out, const struct choice *);
-/* vLLM's [null,{"7":{"logprob":-1.5,"rank":1,"decoded_token":" a"},...},...]; rank: null where it is not known, that
- * of a token which is not among the alternatives */
+/* vLLM's [null,{"7":{"logprob":-1.5,"rank":1,"decoded_token":" a"},...},...], of all alternatives and the token itself
+ */
 void choice_put_prompt_logprobs(struct buf *out, const struct choice *);
 /* [7,8]: of its prompt, and of its tokens that were not sent yet */
 void choice_put_prompt_ids(struct buf *out, const struct choice *);

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import requests
-from conftest import DEMO, ROOT
+from conftest import DEMO, ROOT, wait_for
 from training import request, submit, wait_over
 
 MODELS, ADAPTERS = ROOT / "tests/fixtures/models", ROOT / "tests/fixtures/adapters"
@@ -266,6 +266,82 @@ def test_data_directory(start, tmp_path):
         for name in ("trained", "..", "%2e%2e"):
             assert requests.delete(f"{server.url}/adapters/{name}?files=true").status_code in (404, 405)
         assert (tmp_path / "adapters").exists()
+
+
+class Rollout(threading.Thread):
+    """A stream of /inference/v1/generate; `begun` when its first tokens have come."""
+
+    def __init__(self, server, prompt, seed, n=40):
+        super().__init__()
+        self.server, self.tokens, self.begun = server, [], threading.Event()
+        self.body = {"token_ids": prompt, "model": "policy", "stream": True,
+                     "sampling_params": {"max_tokens": n, "ignore_eos": True, "seed": seed, "logprobs": 0}}
+
+    def run(self):
+        try:
+            with requests.post(self.server.url + "/inference/v1/generate", json=self.body, stream=True, timeout=300) as answer:
+                for line in answer.iter_lines():
+                    if line.startswith(b"data: {"):
+                        for choice in json.loads(line[6:])["choices"]:
+                            self.tokens += [(e["token"], e["logprob"]) for e in choice["logprobs"]["content"]]
+                        self.begun.set()
+        finally:
+            self.begun.set()
+
+    def result(self):
+        self.join()
+        return self.tokens
+
+
+def write(folder, source):
+    """As a trainer writes its newest weights over the last."""
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copy(ADAPTERS / source / name, folder / name)
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["held", "running"])
+def test_weights_of_a_directory_replaced_between_two_steps(server, folder, held):
+    """One directory and one name for all versions of a policy. What runs ends with the version that it began with, to the bit;
+    what comes later has the new one; a directory that is half written changes nothing."""
+    policy = copy(folder, "policy", "llama-gqa--qv")
+    load = {"lora_name": "policy", "lora_path": "policy", "load_inplace": True}
+    prompt = [t["id"] for t in server.post("/tokenize", {"inputs": PROMPT}).json()]
+
+    def rollouts():
+        v = [Rollout(server, prompt, seed) for seed in range(4)]
+        for r in v:
+            r.start()
+        return v
+
+    assert server.post("/v1/load_lora_adapter", load).status_code == 200
+    old = [r.result() for r in rollouts()]
+    assert len({tuple(r) for r in old}) > 1 and {len(r) for r in old} == {40}
+    running = rollouts()
+    for r in running:
+        assert r.begun.wait(300)
+    if held:
+        assert server.post("/pause", None, params={"mode": "keep"}).status_code == 200
+    write(policy, "llama-gqa--all-linear-bf16")
+    whole = (policy / "adapter_model.safetensors").read_bytes()
+    (policy / "adapter_model.safetensors").write_bytes(whole[:len(whole) // 2])
+    assert server.post("/v1/load_lora_adapter", load).status_code == 422
+    half = rollouts()  # still the old one's
+    if not held:
+        assert [r.result() for r in half] == old
+    (policy / "adapter_model.safetensors").write_bytes(whole)
+    versions = [a["version"] for a in server.get("/adapters").json()["adapters"] if a["name"] == "policy"]
+    if held:
+        before = len(half) + sum(r.is_alive() for r in running)
+        wait_for(lambda: server.metric("tandem_requests_waiting") + server.metric("tandem_requests_running") == before, what="the requests")
+    assert server.post("/v1/load_lora_adapter", load).text == "Success: LoRA adapter 'policy' added successfully."
+    newer = rollouts()
+    if held:
+        assert server.post("/resume", None).status_code == 200
+    assert [r.result() for r in running] == old and [r.result() for r in half] == old
+    new = [r.result() for r in newer]
+    assert new != old and [r.result() for r in rollouts()] == new
+    assert server.get("/adapters/policy").json()["version"] > versions[0]
+    assert server.post("/v1/unload_lora_adapter", {"lora_name": "policy"}).status_code == 200
 
 
 def test_deleted_and_replaced_in_the_middle_of_streams(server, folder):

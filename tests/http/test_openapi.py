@@ -120,6 +120,11 @@ def tame(case, daemon):
         for name in ("n", "best_of", "max_completion_tokens"):
             if name in body:
                 little(body, name, 2)
+    if case.operation.path == "/inference/v1/generate" and isinstance(body.get("sampling_params") or {}, dict):
+        body["sampling_params"] = body.get("sampling_params") or {}
+        little(body["sampling_params"], "max_tokens", 4)
+        if "n" in body["sampling_params"]:
+            little(body["sampling_params"], "n", 2)
     if case.operation.path in ("/train", "/train/validate") and case.method == "POST" and chosen.random() < 0.02:
         case.body = body = request(n=4, max_steps=1)  # hardly anything drawn is data that can be trained on
     if case.operation.path in ("/train", "/v1/fine_tuning/jobs") and case.method == "POST":

@@ -186,8 +186,8 @@ def test_prompt_logprobs(server, ids):
     for at, entry, value, top in zip(ids[1:], a[1:], echoed["token_logprobs"][1:], echoed["top_logprobs"][1:]):
         assert next(iter(entry)) == str(at) and entry[str(at)]["logprob"] == value
         assert {f"token_id:{i}": v["logprob"] for i, v in entry.items()} == top
-        ranks = [v["rank"] for v in entry.values() if v["rank"]]
-        assert sorted(ranks) == [1, 2, 3]
+        ranks = sorted(v["rank"] for v in entry.values())
+        assert ranks[:3] == [1, 2, 3] and sorted(entry.values(), key=lambda v: -v["logprob"]) == sorted(entry.values(), key=lambda v: v["rank"])
         assert entry[str(at)]["decoded_token"] and all(v["logprob"] <= 0 for v in entry.values())
     assert math.isclose(sum(echoed["token_logprobs"][1:-1]), sum(e[str(i)]["logprob"] for i, e in zip(ids[1:], a[1:])), rel_tol=1e-6)
 
@@ -198,6 +198,10 @@ def test_prompt_logprobs_and_logprobs(server, ids):
     choice = server.post("/v1/completions", body).json()["choices"][0]
     assert {len(e) for e in choice["prompt_logprobs"][1:]} <= {5, 6} and len(choice["logprobs"]["tokens"]) == len(ids) + 2
     assert {len(e) for e in choice["logprobs"]["top_logprobs"][1:]} <= {1, 2}
+    unlikely = server.post("/v1/completions", {"prompt": ids[::-1], "max_tokens": 1, "prompt_logprobs": 32}).json()["choices"][0]["prompt_logprobs"]
+    narrow = server.post("/v1/completions", {"prompt": ids[::-1], "max_tokens": 1, "prompt_logprobs": 1}).json()["choices"][0]["prompt_logprobs"]
+    assert [e[str(i)] for i, e in zip(ids[-2::-1], narrow[1:])] == [e[str(i)] for i, e in zip(ids[-2::-1], unlikely[1:])]
+    assert max(e[str(i)]["rank"] for i, e in zip(ids[-2::-1], narrow[1:])) > 32
     none = {"prompt": ids, "max_tokens": 2, "prompt_logprobs": 0}
     choice = server.post("/v1/completions", none).json()["choices"][0]
     assert [list(e) for e in choice["prompt_logprobs"][1:]] == [[str(i)] for i in ids[1:]] and choice["logprobs"] is None

@@ -25,6 +25,7 @@ static void compare_out(const char *label, const struct sample_out *got, const s
     CHECK(got->id != want->id || fabsf(got->logprob - want->logprob) < 1e-4f ||
               (isnan(got->logprob) && isnan(want->logprob)) || got->logprob == want->logprob,
           "%s: logprob %.7g, ref %.7g", label, (double)got->logprob, (double)want->logprob);
+    CHECK(got->rank == want->rank, "%s: rank %d, ref %d", label, got->rank, want->rank);
     for (int i = 0; i < top_n; i++)
         CHECK(got->top_id[i] == want->top_id[i] && (!(fabsf(got->top_logprob[i] - want->top_logprob[i]) > 1e-4f) ||
                                                     got->top_logprob[i] == want->top_logprob[i]),
@@ -384,6 +385,7 @@ static void test_choices(struct dev *d)
     double lse = 0;
     for (int i = 0; i < 20; i++) lse += exp((double)z[i]);
     CHECK(o.id == 3 && fabs((double)o.logprob - (z[3] - log(lse))) < 1e-5, "forced: %d %g", o.id, (double)o.logprob);
+    CHECK(o.rank == 4, "rank: %d", o.rank);
     CHECK(o.top_id[0] == 7 && o.top_id[1] == 13, "top: %d %d", o.top_id[0], o.top_id[1]);
     r = plain, r.seed = 12, r.step = 3;
     CHECK(run_one(d, z, 20, r).id == run_one(d, z, 20, r).id, "the same seed and step chose differently");

@@ -483,6 +483,15 @@ __device__ inline int choose_among_all(select_smem &s, const row_view &v, const 
     return select_in_chunk(s, v, all_tokens(), chunk, before, g);
 }
 
+/* 1: the likeliest; ties by ascending id. */
+__device__ inline int rank_of(select_smem &s, const row_view &v, int id)
+{
+    float own = v.z[id];
+    u64 above = 0;
+    each(v, 0, v.V, [&](int i, float z) { above += z > own || (z == own && i < id); });
+    return 1 + (int)block_sum(above, s.part);
+}
+
 __device__ inline void finish_row(const sample_call &c, int row, int id, double lse)
 {
     struct sample_out &out = c.out[row];
@@ -505,14 +514,14 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 2) choose_kernel(sample_call c)
         c.out[row].top_logprob[i] = NAN;
     }
     row_view v = view_of(c, r, row);
-    int id = verdict_of(r, max, v.max);
+    int id = verdict_of(r, max, v.max), rank = 0;
     if (is_finite(max)) lse = log_sum(c, row, max, s);
     if (id >= 0) {
         u64 best = r.copy < 0 ? state.best : state.best_z;
         if (threadIdx.x == 0) s.chosen = (int)~(unsigned)best;
         __syncthreads();
         if (r.forced >= 0)
-            id = r.forced;
+            id = r.forced, rank = rank_of(s, v, id);
         else if (r.temperature <= 0 || state.path == row_state::MANY_LEFT)
             id = s.chosen; /* with MANY_LEFT `cut` chooses */
         else if (state.path == row_state::ALL)
@@ -522,6 +531,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 2) choose_kernel(sample_call c)
     }
     if (threadIdx.x) return;
     state.lse = lse;
+    c.out[row].rank = rank;
     finish_row(c, row, id, lse); /* repeated by `cut`, with MANY_LEFT */
 }
 

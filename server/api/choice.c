@@ -406,10 +406,11 @@ size_t choice_event_bytes(const struct choice *v, const struct event *ev)
 
 size_t choice_bytes(const struct choice *v)
 {
+    const struct buf *prompt = v->first && v->c->route == OPENAI_COMPLETIONS ? &v->first->prompt : &v->prompt;
     const struct tool_answer *a = &v->answer;
     return 2 * (v->text.len + v->held.len + v->thoughts.len + a->thoughts.len + a->content.len) + v->tokens.len +
-           v->values.len + v->top.len + v->offsets.len + v->ids.len +
-           (v->first ? v->first->prompt.len : v->prompt.len) + (v->c->params->return_ids ? v->n_prompt_ids * ID : 0);
+           v->values.len + v->top.len + v->offsets.len + v->ids.len + prompt->len +
+           (v->c->params->return_ids ? v->n_prompt_ids * ID : 0);
 }
 
 void choice_add(struct choice *v, const struct event *ev, const struct event_batch *batch)

@@ -1,6 +1,6 @@
-/* POST /v1/completions and /v1/chat/completions in OpenAI's convention, /inference/v1/generate in vLLM's, /v1/messages in
- * Anthropic's and /v1/responses in OpenAI's newer one.  Bodies of the last two are rewritten as those of chats
- * (messages_params.h, responses_params.h), those of the third as those of completions (tokens_params.h).
+/* POST /v1/completions and /v1/chat/completions in OpenAI's convention, /inference/v1/generate in vLLM's,
+ * /v1/messages in Anthropic's and /v1/responses in OpenAI's newer one.  Bodies of the last two are rewritten as those
+ * of chats (messages_params.h, responses_params.h), those of the third as those of completions (tokens_params.h).
  *
  * Steps of an exchange: admission (admission.h, before any work) -> read and check the parameters -> find the model ->
  * render the chat and tokenise (on the pool when long) -> compile the constraint, if any -> submit every sequence

@@ -570,6 +570,7 @@ int openai_params_fit(struct openai_params *p, enum openai_route route, const st
     const char *where = prompt_field(route);
     int64_t usual = route != OPENAI_COMPLETIONS || rest < OPENAI_DEFAULT_TOKENS ? rest : OPENAI_DEFAULT_TOKENS;
     int64_t wanted = p->max_tokens ? p->max_tokens : usual;
+    int copies = route == OPENAI_COMPLETIONS ? p->best_of : 1; /* of a prompt's log-probabilities in the answer */
     *param = where;
     if (lim->at_most && rest >= 1 && wanted > rest) wanted = rest; /* Claude Code always asks for 32,000 and more */
     if (lim->messages &&
@@ -587,10 +588,10 @@ int openai_params_fit(struct openai_params *p, enum openai_route route, const st
                 (long long)(p->max_tokens ? wanted : 1));
         return 400;
     }
-    if (p->gen.prompt_logprobs) p->prompt_entries += (int64_t)n * p->best_of * (p->gen.top_n + 1);
+    if (p->gen.prompt_logprobs) p->prompt_entries += (int64_t)n * copies * (p->gen.top_n + 1);
     if (p->prompt_entries > OPENAI_PROMPT_ENTRIES_MAX) {
         const char *name = p->prompt_logprobs >= p->logprobs ? "prompt_logprobs" : "logprobs";
-        *param = p->best_of > 1 ? "n" : name;
+        *param = copies > 1 ? "n" : name;
         err_set(e, ERR_INVALID,
                 "%s: one answer may have %d log-probabilities of prompts at most (tokens x `n` x (`%s` + 1)): lower "
                 "`n` or `%s`, or send fewer prompts",

@@ -1,12 +1,10 @@
 """TRL's clients of a server of vLLM's (trl.generation.vllm_client, trl.experimental.async_grpo), which import without a GPU.
 
 Neither needs the vllm package for what is tested here; the first refuses to start without it, so that check is answered."""
-import json
 import math
-import shutil
 
 import pytest
-from client_rig import MODEL, NEEDS_DEMO, ROOT, package, start  # noqa: F401
+from client_rig import MODEL, NEEDS_DEMO, package, start  # noqa: F401
 
 pytestmark = NEEDS_DEMO
 package("trl")
@@ -14,7 +12,6 @@ torch = package("torch")
 sync = pytest.importorskip("trl.generation.vllm_client", exc_type=ImportError)
 grpo = pytest.importorskip("trl.experimental.async_grpo.vllm_client", exc_type=ImportError)
 PROMPTS = ["Once upon a time, there was a", "Tom saw a"]
-PIRATE = ROOT / "models/demo-pirate"
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +89,11 @@ def test_control(client):
         client._post(f"{client.base_url}/update_weights", json={"update_info": {"names": ["a" * 50] * 1000}})
 
 
-def save(model, adapters, name):
-    """As a trainer does: PEFT writes the directory."""
-    model.save_pretrained(adapters / name)
+def scores(model, ids, start):
+    """PyTorch's log-probabilities of the tokens from there on."""
+    with torch.no_grad():
+        values = model(ids).logits[0, start - 1:-1].log_softmax(-1)
+    return [values[i, t].item() for i, t in enumerate(ids[0, start:])]
 
 
 def test_async_grpo(server, client, adapters):
@@ -109,25 +108,25 @@ def test_async_grpo(server, client, adapters):
     base = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
     [prompt] = client.generate(PROMPTS[:1], max_tokens=1)["prompt_ids"]
-    texts = []
+    policies = []
     for step in range(3):
         for name, p in model.named_parameters():
             if "lora_B" in name:
-                p.data = torch.randn_like(p) * 0.3
-        save(model, adapters, f"step-{step}")
+                p.data = torch.randn_like(p) * 0.5
+        model.save_pretrained(adapters / f"step-{step}")
         policy.pause()
         policy.load_lora_adapter(f"policy-{step}", str(adapters / f"step-{step}"))
         policy.resume()
         body = {"model": f"policy-{step}", "token_ids": prompt, "sampling_params": {"max_tokens": 8, "temperature": 0, "logprobs": 0}}
         [choice] = server.post("/inference/v1/generate", body).json()["choices"]
-        texts.append(tuple(choice["token_ids"]))
+        policies.append(tuple(e["logprob"] for e in choice["logprobs"]["content"]))
         ids = torch.tensor([prompt + choice["token_ids"]])
-        with torch.no_grad():
-            values = model(ids).logits[0, len(prompt) - 1:-1].log_softmax(-1)
-        expected = [values[i, t].item() for i, t in enumerate(choice["token_ids"])]
+        expected = scores(model, ids, len(prompt))
         assert [e["logprob"] for e in choice["logprobs"]["content"]] == pytest.approx(expected, abs=0.05)
+        with model.disable_adapter():
+            assert max(abs(a - b) for a, b in zip(scores(model, ids, len(prompt)), expected)) > 0.2
         policy.unload_lora_adapter(f"policy-{step - 1}")
-    assert len(set(texts)) == 3
+    assert len(set(policies)) == 3
     assert [a["name"] for a in server.get("/adapters").json()["adapters"]] == ["policy-2"]
     policy.unload_lora_adapter("policy-2")
     for call in (policy.start_weight_update, policy.finish_weight_update):

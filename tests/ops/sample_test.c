@@ -385,8 +385,11 @@ static void test_choices(struct dev *d)
     double lse = 0;
     for (int i = 0; i < 20; i++) lse += exp((double)z[i]);
     CHECK(o.id == 3 && fabs((double)o.logprob - (z[3] - log(lse))) < 1e-5, "forced: %d %g", o.id, (double)o.logprob);
-    CHECK(o.rank == 4, "rank: %d", o.rank);
+    CHECK(o.rank == 7, "rank: %d", o.rank);
     CHECK(o.top_id[0] == 7 && o.top_id[1] == 13, "top: %d %d", o.top_id[0], o.top_id[1]);
+    r.forced = 8, r.top_n = 0;
+    CHECK(run_one(d, z, 20, r).rank == 8, "rank of the second of two that tie");
+    CHECK(run_one(d, z, 20, plain).rank == 0, "a token that was not forced has a rank");
     r = plain, r.seed = 12, r.step = 3;
     CHECK(run_one(d, z, 20, r).id == run_one(d, z, 20, r).id, "the same seed and step chose differently");
 }

@@ -483,15 +483,6 @@ __device__ inline int choose_among_all(select_smem &s, const row_view &v, const 
     return select_in_chunk(s, v, all_tokens(), chunk, before, g);
 }
 
-/* 1: the likeliest; ties by ascending id. */
-__device__ inline int rank_of(select_smem &s, const row_view &v, int id)
-{
-    float own = v.z[id];
-    u64 above = 0;
-    each(v, 0, v.V, [&](int i, float z) { above += z > own || (z == own && i < id); });
-    return 1 + (int)block_sum(above, s.part);
-}
-
 __device__ inline void finish_row(const sample_call &c, int row, int id, double lse)
 {
     struct sample_out &out = c.out[row];

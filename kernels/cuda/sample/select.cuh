@@ -416,6 +416,15 @@ __device__ inline u64 sum_chunks(select_smem &s, const row_view &v, const member
     return block_sum(all, s.part);
 }
 
+/* A token's place among all: 1 is the likeliest; ties by ascending id. */
+__device__ inline int rank_of(select_smem &s, const row_view &v, int id)
+{
+    float own = v.z[id];
+    u64 above = 0;
+    each(v, 0, v.V, [&](int i, float z) { above += z > own || (z == own && i < id); });
+    return 1 + (int)block_sum(above, s.part);
+}
+
 } // namespace GPU_NAMESPACE
 
 #endif

@@ -1,6 +1,7 @@
 #include "engine/train/exact.h"
 
 #include "engine/base/mem.h"
+#include "engine/model/model.h"
 #include "engine/train/model.h"
 #include "engine/train/train.h"
 
@@ -12,6 +13,11 @@
 
 /* Pages beyond those of one sequence of all tokens: each sequence begins a page of its own. */
 enum { MORE_PAGES = 64, TABLE_TIMES = 4 };
+
+enum dtype train_exact_kv_type(const struct model *m)
+{
+    return m->kv_type != DT_NONE ? m->kv_type : m->d->ops->kv_type;
+}
 
 static int pages_of(int tokens)
 {

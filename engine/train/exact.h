@@ -22,6 +22,7 @@
 #include <stdint.h>
 
 struct micro;
+struct model;
 
 struct train_exact {
     enum dtype kv_type; /* of serving's KV cache; DT_NONE: off, and the rest is unused */
@@ -36,6 +37,9 @@ struct train_exact {
     const struct micro *at;                        /* their micro-batch; NULL: none are */
     int first;                                     /* its first sequence there */
 };
+
+/* Of the cache that is served from; where none is, of the one that would be by default. */
+enum dtype train_exact_kv_type(const struct model *);
 
 /* Sets `pages`, takes the arrays with `take(arg, n, size)`, which returns device memory or NULL, as train_experts_take
  * does.  @return the bytes that train_exact_open will take besides. */

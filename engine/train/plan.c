@@ -157,12 +157,6 @@ static int plan_memory(struct train *t, struct err *e)
         state ? t->lora_method ? "lower lora_r, or name fewer targets" : "use method lora" : less_activations(t));
 }
 
-/* Of the cache that is served from; where none is, of the one that would be by default. */
-static enum dtype served_kv_type(const struct model *m)
-{
-    return m->kv_type != DT_NONE ? m->kv_type : m->d->ops->kv_type;
-}
-
 static void plan_steps(struct train *t)
 {
     t->plan.steps = t->rows.before[t->rows.epochs];
@@ -199,7 +193,7 @@ int train_make_plan(struct train *t, struct err *e)
                                  .dropout = (float)t->p.lora_dropout,
                                  .residual_dropout = (float)t->p.dropout,
                                  .half = !t->p.f32,
-                                 .exact = {.kv_type = t->p.exact ? served_kv_type(t->model) : DT_NONE},
+                                 .exact = {.kv_type = t->p.exact ? train_exact_kv_type(t->model) : DT_NONE},
                                  .max_tokens = most > most_eval ? most : most_eval};
     t->unit = t->tm.max_tokens;
     plan_steps(t);

@@ -4,6 +4,7 @@
 #include "engine/base/meminfo.h"
 #include "engine/model/model.h"
 #include "engine/model/rope.h"
+#include "engine/train/exact.h"
 #include "engine/train/lora.h"
 #include "engine/train/model.h"
 #include "engine/train/op_chunks.h"
@@ -113,7 +114,7 @@ void tuner_free(struct tuner *t)
 
 static void clear_micro(struct micro *b)
 {
-    b->n_tokens = b->n_seqs = b->n_targets = 0;
+    b->n_tokens = b->n_seqs = b->n_targets = b->n_sampled = 0;
     b->q_start[0] = 0;
 }
 
@@ -126,6 +127,8 @@ static void add_row(struct micro *b, const struct tuner_row *r)
         b->row[b->n_targets] = b->n_tokens;
         b->target[b->n_targets] = r->target[i];
         b->weight[b->n_targets] = r->weight ? r->weight[i] : 0;
+        b->sampled[b->n_targets] = r->sampled ? r->sampled[i] : NAN;
+        b->n_sampled += !isnan(b->sampled[b->n_targets]);
     }
     b->q_start[++b->n_seqs] = b->n_tokens;
 }
@@ -175,6 +178,7 @@ static int open_activations(struct tuner *t, int tokens, struct err *e)
                              .site = t->lora.site,
                              .half = true,
                              .recompute = true,
+                             .exact = {.kv_type = train_exact_kv_type(t->model)},
                              .max_tokens = tokens};
     if (check_memory(t, train_model_bytes(&tm, &largest), e)) return e->code;
     t->tm = tm;

@@ -1,5 +1,6 @@
 /* A trainer of one adapter that is driven call by call: gradients of rows, which add up until a step.  Its parameters,
- * gradients and moments stay on the device between the calls.
+ * gradients and moments stay on the device between the calls.  The forward pass is serving's (exact.h): the
+ * log-probabilities of a text that was sampled from the adapter as it is have the bits that sampling gave.
  *
  * All calls on the thread that may use the device by the gate, one tuner after the other (engine_trainer_call). */
 #ifndef TANDEM_ENGINE_TRAIN_TUNER_H
@@ -38,6 +39,9 @@ struct tuner_row {
     const int32_t *target; /* (n) */
     const float *weight; /* (n) of the gradient: the loss is -sum weight log p(target); NULL: no gradient is computed */
     float *logprob;      /* (n) out: log p(target) */
+    /* (n) log p(target) when the text was sampled, NAN: unknown; NULL: all are.  Where gradients are computed, those that
+     * are other bits than logprob are counted (train_sampled in train.h). */
+    const float *sampled;
 };
 
 struct tuner_step {

@@ -18,7 +18,7 @@ enum { OUTPUT_TYPE = 1, OUTPUT_ROWS, OUTPUT_METRICS };
 enum { RECORD_TAG = 1, RECORD_FIELDS, RECORD_COUNT };
 enum { BATCHED_DATA = 1, BATCHED_OFFSETS, BATCHED_TYPE };
 enum { MAP_KEY = 1, MAP_VALUE };
-enum { ROWS_MAX = 65536, COLUMNS = 6 /* arrays of a row */ };
+enum { ROWS_MAX = 65536, COLUMNS = 7 /* arrays of a row */ };
 
 static struct protobuf_reader reader_of(const struct protobuf_field *f)
 {
@@ -261,6 +261,7 @@ static int take_memory(struct gradient_request *q, size_t positions, struct err 
         q->row[i].advantage = v + 3 * n;
         q->row[i].weight = v + 4 * n;
         q->row[i].logprob = v + 5 * n;
+        q->row[i].sampled = v + 6 * n;
     }
     return 0;
 }
@@ -306,14 +307,23 @@ int gradient_request_fits(const struct gradient_request *q, int vocab, int longe
     return 0;
 }
 
+/* What sampling said of the tokens that have an advantage: of the others, as a prompt's, callers write anything. */
+static void note_sampled(struct gradient_row *r)
+{
+    for (int i = 0; i < r->n; i++) r->sampled[i] = r->advantage[i] != 0 ? r->old[i] : NAN;
+}
+
 int gradient_request_run(struct gradient_request *q, struct tuner *t, struct err *e)
 {
     struct tuner_row *row = mem_array((size_t)q->n_rows, sizeof *row);
     bool twice = loss_needs_forward(q->loss) && !q->forward_only, back = !q->forward_only;
     for (int i = 0; i < q->n_rows; i++) {
-        const struct gradient_row *r = &q->row[i];
-        row[i] = (struct tuner_row){r->n, r->id, r->target, r->weight, r->logprob};
-        if (q->loss == LOSS_CROSS_ENTROPY) row[i].weight = r->advantage;
+        struct gradient_row *r = &q->row[i];
+        bool ce = q->loss == LOSS_CROSS_ENTROPY;
+        row[i] = (struct tuner_row){r->n, r->id, r->target, ce ? r->advantage : r->weight, r->logprob, NULL};
+        if (ce) continue;
+        note_sampled(r);
+        row[i].sampled = r->sampled;
     }
     int rc = twice ? tuner_run(t, row, q->n_rows, false, e) : 0;
     for (int i = 0; i < q->n_rows && twice && !rc; i++) {

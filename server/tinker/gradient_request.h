@@ -17,6 +17,7 @@ struct gradient_row {
     int32_t *id, *target;    /* (n) */
     float *old, *advantage;  /* (n) logprobs, advantages; of cross_entropy advantage: weights, and no old */
     float *weight, *logprob; /* (n) of the gradient; the result */
+    float *sampled;          /* (n) see tuner_row */
     bool has_target, has_old, has_advantage;
 };
 

@@ -243,7 +243,7 @@ static int read_head(struct gradient_request *q, const void *body, size_t n, str
     if (q->n_rows < 1 || q->n_rows > ROWS_MAX) return err_set(e, ERR_INVALID, "data must have 1 to %d rows", ROWS_MAX);
     if (!loss_find(loss, &q->loss, &q->config))
         return err_set(e, ERR_UNSUPPORTED,
-                       "loss_fn must be cross_entropy, importance_sampling, ppo, cispo or dro, not \"%s\"", loss);
+                       "loss_fn must be cross_entropy, importance_sampling, ppo, cispo, dro or gspo, not \"%s\"", loss);
     return 0;
 }
 
@@ -335,6 +335,7 @@ int gradient_request_run(struct gradient_request *q, struct tuner *t, struct err
     for (int i = 0; i < q->n_rows && !rc; i++) {
         const struct gradient_row *r = &q->row[i];
         q->sum += loss_of(q->loss, &q->config, r->n, r->logprob, r->old, r->advantage, NULL);
+        if (q->loss != LOSS_CROSS_ENTROPY) loss_count(&q->stats, r->n, r->logprob, r->old, r->advantage);
     }
     free(row);
     return rc;
@@ -381,6 +382,12 @@ void gradient_put_output(struct buf *out, const struct gradient_request *q)
     protobuf_put_bytes(out, OUTPUT_TYPE, type, sizeof type - 1);
     protobuf_put_bytes(out, OUTPUT_ROWS, record.data, record.len);
     put_metric(out, "loss:sum", q->sum);
+    if (q->stats.tokens > 0) {
+        put_metric(out, "tokens:sum", q->stats.tokens);
+        put_metric(out, "kl:sum", q->stats.kl);
+        put_metric(out, "ratio:min", q->stats.low);
+        put_metric(out, "ratio:max", q->stats.high);
+    }
     buf_free(&data);
     buf_free(&offsets);
     buf_free(&tensor);

@@ -29,8 +29,9 @@ struct gradient_request {
     struct loss_config config;
     struct gradient_row *row; /* (n_rows) owned */
     int n_rows;
-    float *values; /* what the rows point to; owned */
-    double sum;    /* of the loss */
+    float *values;           /* what the rows point to; owned */
+    double sum;              /* of the loss */
+    struct loss_stats stats; /* not of cross_entropy */
     struct reservation held;
 };
 

@@ -4,10 +4,10 @@
 
 #include <stdbool.h>
 
-enum loss { LOSS_CROSS_ENTROPY, LOSS_IMPORTANCE, LOSS_PPO, LOSS_CISPO, LOSS_DRO, LOSSES };
+enum loss { LOSS_CROSS_ENTROPY, LOSS_IMPORTANCE, LOSS_PPO, LOSS_CISPO, LOSS_DRO, LOSS_GSPO, LOSSES };
 
 struct loss_config {
-    double low, high; /* bounds of the ratio: ppo, cispo */
+    double low, high; /* bounds of the ratio: ppo, cispo, gspo */
     double beta;      /* dro */
 };
 
@@ -19,5 +19,14 @@ bool loss_needs_forward(enum loss);
  * the loss by p; NULL: not wanted.  @return the loss. */
 double loss_of(enum loss, const struct loss_config *, int n, const float *p, const float *q, const float *a,
                float *weight);
+
+/* Of the positions that have an advantage, over all rows so far; zero-initialise. */
+struct loss_stats {
+    double tokens;
+    double kl;        /* the sum of q - p */
+    double low, high; /* the smallest and largest exp(p - q) */
+};
+
+void loss_count(struct loss_stats *, int n, const float *p, const float *q, const float *a);
 
 #endif

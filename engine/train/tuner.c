@@ -11,6 +11,7 @@
 #include "engine/train/optim.h"
 #include "engine/train/params.h"
 #include "engine/train/rows.h"
+#include "engine/train/tuner_files.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -65,7 +66,9 @@ static int take_memory(struct tuner *t, struct err *e)
     return device_failed(t, e) ? e->code : 0;
 }
 
-struct tuner *tuner_open(const struct tuner_params *p, struct model *m, struct scheduler_gate *gate, struct err *e)
+/* from: the directory of its initial values; NULL: random ones. */
+static struct tuner *open_from(const struct tuner_params *p, const char *from, struct model *m,
+                               struct scheduler_gate *gate, struct err *e)
 {
     struct tuner *t = mem_zalloc(sizeof *t);
     *t = (struct tuner){.model = m, .d = m->d, .gate = gate};
@@ -77,7 +80,7 @@ struct tuner *tuner_open(const struct tuner_params *p, struct model *m, struct s
     t->p.max_length = m->c.max_len < 8 ? 8 : m->c.max_len;
     optim_init(&t->o, t->d, gate);
     int rc = train_params_check(&t->p, &m->c, e);
-    if (!rc) rc = train_lora_open(&t->lora, &m->c, &t->p, NULL, &t->o, e);
+    if (!rc) rc = train_lora_open(&t->lora, &m->c, &t->p, from, &t->o, e);
     scheduler_gate_pass(gate);
     if (!rc) rc = take_memory(t, e);
     if (rc) {
@@ -86,6 +89,11 @@ struct tuner *tuner_open(const struct tuner_params *p, struct model *m, struct s
     }
     scheduler_gate_leave(gate);
     return t;
+}
+
+struct tuner *tuner_open(const struct tuner_params *p, struct model *m, struct scheduler_gate *gate, struct err *e)
+{
+    return open_from(p, NULL, m, gate, e);
 }
 
 static void close_activations(struct tuner *t)
@@ -254,4 +262,70 @@ struct adapter *tuner_adapter(struct tuner *t, struct err *e)
     bool failed = device_failed(t, e);
     scheduler_gate_leave(t->gate);
     return failed ? NULL : train_lora_adapter(&t->lora, t->host);
+}
+
+/* ---- on the disk ---------------------------------------------------------------------------------------------------
+ */
+
+static const char *const moments[] = {"moment1.bin", "moment2.bin"};
+
+static float *moment(const struct tuner *t, int i)
+{
+    return i ? t->o.v : t->o.m;
+}
+
+int tuner_save(struct tuner *t, const char *dir, bool optimizer, const char *model_dir, const char *note, size_t n_note,
+               struct err *e)
+{
+    size_t n = optim_moment_floats(&t->o);
+    struct tuner_file file[3] = {{"checkpoint.json", note, n_note}};
+    float *copy[2] = {0};
+    const struct adapter *a = tuner_adapter(t, e);
+    int files = 1;
+    for (int i = 0; i < 2 && a && optimizer && !e->code; i++) {
+        if (!(copy[i] = mem_try_alloc(n * sizeof *copy[i])))
+            err_set(e, ERR_NOMEM, "no memory for a copy of %zu moments", n);
+        else
+            chunked_download(chunks_of(t), copy[i], moment(t, i), n);
+        file[files++] = (struct tuner_file){moments[i], copy[i], n * sizeof *copy[i]};
+    }
+    bool failed = e->code || device_failed(t, e);
+    scheduler_gate_leave(t->gate);
+    char *base_name = adapter_base_name(model_dir);
+    if (!failed) tuner_files_write(dir, a, &t->model->c, base_name, t->steps, file, files, e);
+    free(base_name);
+    for (int i = 0; i < 2; i++) free(copy[i]);
+    return e->code;
+}
+
+static int load_moments(struct tuner *t, const char *dir, struct err *e)
+{
+    size_t n = optim_moment_floats(&t->o), bytes;
+    for (int i = 0; i < 2; i++) {
+        char *data = NULL;
+        if (tuner_files_read(dir, moments[i], &data, &bytes, NULL, e)) return e->code;
+        if (bytes == n * sizeof(float))
+            chunked_upload(chunks_of(t), moment(t, i), (const float *)(const void *)data, n);
+        else
+            err_set(e, ERR_INVALID, "%s: %s is of another adapter", dir, moments[i]);
+        t->d->ops->finish(t->d);
+        bool failed = e->code || device_failed(t, e);
+        scheduler_gate_leave(t->gate);
+        free(data);
+        if (failed) return e->code;
+    }
+    return 0;
+}
+
+struct tuner *tuner_load(const char *dir, bool optimizer, struct model *m, struct scheduler_gate *gate, struct err *e)
+{
+    static const struct tuner_params defaults = {.r = 1, .alpha = 1, .targets = TUNER_ATTENTION};
+    int64_t steps;
+    if (tuner_files_check(dir, &steps, e)) return NULL;
+    struct tuner *t = open_from(&defaults, dir, m, gate, e);
+    if (!t || !optimizer) return t;
+    t->steps = steps;
+    if (!load_moments(t, dir, e)) return t;
+    tuner_free(t);
+    return NULL;
 }

@@ -10,6 +10,7 @@
 #include "engine/model/lora_targets.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 enum {
@@ -39,8 +40,8 @@ struct tuner_row {
     const int32_t *target; /* (n) */
     const float *weight; /* (n) of the gradient: the loss is -sum weight log p(target); NULL: no gradient is computed */
     float *logprob;      /* (n) out: log p(target) */
-    /* (n) log p(target) when the text was sampled, NAN: unknown; NULL: all are.  Where gradients are computed, those that
-     * are other bits than logprob are counted (train_sampled in train.h). */
+    /* (n) log p(target) when the text was sampled, NAN: unknown; NULL: all are.  Where gradients are computed, those
+     * that are other bits than logprob are counted (train_sampled in train.h). */
     const float *sampled;
 };
 
@@ -60,5 +61,14 @@ int tuner_step(struct tuner *, const struct tuner_step *, double *norm, struct e
 /* Its adapter as it is now; valid until the next call.  NULL and *e. */
 struct adapter *tuner_adapter(struct tuner *, struct err *e);
 void tuner_free(struct tuner *);
+
+/* Writes it as a directory (tuner_files.h): the adapter as PEFT's files, with `optimizer` also the moments, and the
+ * note as checkpoint.json; model_dir: of the base.  Gradients that wait for a step are not written. */
+int tuner_save(struct tuner *, const char *dir, bool optimizer, const char *model_dir, const char *note, size_t n_note,
+               struct err *e);
+/* One from such a directory, every file of which is compared with its checksum; optimizer: with its moments and steps,
+ * so that it goes on with the bits that the saved one would have gone on with.  Else as tuner_open.  ERR_NOT_FOUND also
+ * where moments are wanted and there are none. */
+struct tuner *tuner_load(const char *dir, bool optimizer, struct model *, struct scheduler_gate *, struct err *e);
 
 #endif

@@ -121,5 +121,16 @@ const struct http_route serve_routes[] = {
     {HTTP_M_POST, "/api/v1/forward_backward", api_tinker_forward_backward, TRAIN_BODY, .role = ROUTE_TRAIN},
     {HTTP_M_POST, "/api/v1/optim_step", api_tinker_optim_step, NAME_BODY, .role = ROUTE_TRAIN},
     {HTTP_M_POST, "/api/v1/save_weights_for_sampler", api_tinker_save_for_sampler, NAME_BODY, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/api/v1/save_weights", api_tinker_save_weights, NAME_BODY, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/api/v1/load_weights", api_tinker_load_weights, NAME_BODY, .role = ROUTE_TRAIN},
+    {HTTP_M_POST, "/api/v1/weights_info", api_tinker_weights_info, NAME_BODY, .role = ROUTE_USER},
+    {HTTP_M_GET, "/api/v1/training_runs", api_tinker_runs, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/api/v1/training_runs/{id}", api_tinker_run, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/api/v1/training_runs/{id}/checkpoints", api_tinker_run_checkpoints, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_DELETE, "/api/v1/training_runs/*", api_tinker_checkpoint_delete, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_PUT, "/api/v1/training_runs/*", api_tinker_checkpoint_ttl, NAME_BODY, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/api/v1/checkpoints", api_tinker_checkpoints, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/api/v1/sessions", api_tinker_sessions, 0, .role = ROUTE_TRAIN},
+    {HTTP_M_GET, "/api/v1/sessions/{id}", api_tinker_session, 0, .role = ROUTE_TRAIN},
 };
 const int serve_n_routes = sizeof serve_routes / sizeof *serve_routes;

@@ -51,7 +51,7 @@ char *data_path(const char *dir, const char *a, const char *b)
 /* @return whether the path is one of the daemon's own files, which are not data. */
 static bool is_own(const char *inside)
 {
-    static const char *const folders[] = {"files/", "inline/", "checkpoints/", "tensorboard/", "cache/", "crashes/"};
+    static const char *const folders[] = {"files/", "inline/", "checkpoints/", "tensorboard/", "cache/", "crashes/", "tinker/"};
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++)
         if (strncmp(inside, folders[i], strlen(folders[i])) == 0) return true;
     return strncmp(inside, "jobs.sqlite", 11) == 0 || strcmp(inside, "lock") == 0;

@@ -8,6 +8,7 @@
  *     adapters/NAME/             published results; models/NAME/ those of full training
  *     adapters-before/NAME/      what a job's result replaced there
  *     tensorboard/JOB/           event files
+ *     tinker/RUN/                weights that clients saved (server/tinker/checkpoints.h)
  *     crashes/TIME-PID.txt       crash reports (engine/base/crash.h)
  *
  * Any thread; on the loop only functions that access no file (names, paths, the time). */

@@ -24,9 +24,11 @@ enum {
     RUNS_MAX = 64,
     SNAPSHOTS_MAX = 8, /* of a run, that can be sampled from */
     FUTURES_MAX = 8192,
-    HELD_SECONDS = 40,     /* that a call for a future is held open; the client gives up at 45 */
-    SILENT_SECONDS = 300,  /* without a heartbeat: the client is gone */
-    FETCHED_SECONDS = 120, /* that a result stays after it was sent, for a client that lost the answer */
+    TTL_MOST = 10 * 366 * 24 * 3600, /* seconds that saved weights may be kept, if not for ever */
+    HELD_SECONDS = 40,               /* that a call for a future is held open; the client gives up at 45 */
+    SILENT_SECONDS = 300,            /* without a heartbeat: the client is gone */
+    SWEEP_SECONDS = 600,             /* between two looks for saved weights that have expired */
+    FETCHED_SECONDS = 120,           /* that a result stays after it was sent, for a client that lost the answer */
 };
 
 struct session {
@@ -40,6 +42,7 @@ struct sampler {
     struct session *session;
     struct served_model *model; /* the table's, for ever */
     char *adapter;              /* of a run's snapshot; owned; NULL: the base model */
+    char *path;                 /* of saved weights; owned; NULL: they are not */
     struct run *run;            /* whose snapshot it is; NULL: of none, or it has ended */
     bool shared;                /* the adapter is the run's, which later saves replace */
     bool gone;                  /* the adapter was unloaded */
@@ -72,11 +75,13 @@ struct future {
 struct tinker {
     struct app *app;
     uv_timer_t tick; /* every second while there is a session */
-    bool stopping;
+    bool stopping, sweeping;
+    uint64_t swept; /* clock_now() of the last look for saved weights that have expired */
     struct handles sessions, samplers, futures;
     struct sampling *first, **last; /* those that have sequences to submit, in order of arrival */
     int flying;                     /* sequences that the engines have */
     struct run *runs;
+    int n_works; /* of tinker_work */
     int n_runs, n_calls;       /* n_calls: that trainers' threads have */
     uv_mutex_t lock;           /* of `finished` */
     struct run_call *finished; /* by trainers' threads, for the loop */
@@ -100,7 +105,10 @@ void tinker_refuse(struct http_req *, const struct err *e);
 /* The session of that id, which counts as alive; NULL with a 404. */
 struct session *tinker_session(struct http_req *, const char *id);
 
-void tinker_close_handles(struct tinker *); /* which frees it */
+/* bridge_work, whose end the closing of t waits for: work may use what t may. */
+void tinker_work(struct tinker *, uint64_t client, void (*work)(void *), void (*done)(void *), void *arg);
+/* Frees it, when it is being closed and nothing runs any more. */
+void tinker_check_closed(struct tinker *);
 
 /* futures.c */
 /* NULL: there are too many. */
@@ -114,6 +122,11 @@ void future_failed(struct future *, const char *category, const char *msg);
 void future_free(struct tinker *, struct future *);    /* calls that are held are answered 410 */
 void futures_free(struct tinker *, const void *owner); /* all of it */
 void futures_tick(struct tinker *, uint64_t now);
+
+/* saved_samplers.c */
+/* Answers with a sampling session of the session of that id, on saved weights. */
+void saved_sampler_create(struct http_req *, const char *session, const char *path);
+void saved_sampler_forget(struct tinker *, struct sampler *); /* it is freed, or its adapter is to be */
 
 /* asample.c */
 void sampling_pump(struct tinker *);

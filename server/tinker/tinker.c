@@ -9,7 +9,10 @@
 #include "server/api/model_table.h"
 #include "server/api/request_body.h"
 #include "server/api/served_model.h"
+#include "server/bridge/bridge.h"
 #include "server/net/http.h"
+#include "server/store/store.h"
+#include "server/tinker/checkpoints.h"
 #include "server/tinker/state.h"
 
 #include <stdlib.h>
@@ -49,6 +52,36 @@ static void reply(struct http_req *req, const char *json)
     http_reply(req, 200, "application/json", json, strlen(json));
 }
 
+struct pool_work {
+    struct tinker *t;
+    void (*work)(void *), (*done)(void *);
+    void *arg;
+};
+
+static void on_work(void *arg)
+{
+    struct pool_work *w = arg;
+    w->work(w->arg);
+}
+
+static void after_work(void *arg)
+{
+    struct pool_work *w = arg;
+    struct tinker *t = w->t;
+    w->done(w->arg);
+    free(w);
+    t->n_works--;
+    tinker_check_closed(t);
+}
+
+void tinker_work(struct tinker *t, uint64_t client, void (*work)(void *), void (*done)(void *), void *arg)
+{
+    struct pool_work *w = mem_zalloc(sizeof *w);
+    *w = (struct pool_work){t, work, done, arg};
+    t->n_works++;
+    bridge_work(t->app->bridge, client, on_work, after_work, w);
+}
+
 /* ---- sessions ------------------------------------------------------------------------------------------------------
  */
 
@@ -56,8 +89,10 @@ static void sampler_free(struct tinker *t, struct sampler *s)
 {
     futures_free(t, s);
     run_forget_sampler(s);
+    saved_sampler_forget(t, s);
     handles_remove(&t->samplers, &s->handle);
     free(s->adapter);
+    free(s->path);
     free(s);
 }
 
@@ -74,6 +109,25 @@ static void session_free(struct tinker *t, struct session *s)
     if (!t->sessions.used) uv_timer_stop(&t->tick);
 }
 
+static void work_sweep(void *arg)
+{
+    checkpoints_sweep(store_dir(((struct tinker *)arg)->app->store));
+}
+
+static void after_sweep(void *arg)
+{
+    ((struct tinker *)arg)->sweeping = false;
+}
+
+/* Of saved weights that have expired. */
+static void sweep(struct tinker *t, uint64_t now)
+{
+    if (t->sweeping || (t->swept && now - t->swept < SWEEP_SECONDS * 1000000000ull)) return;
+    t->swept = now;
+    t->sweeping = true;
+    tinker_work(t, 0, work_sweep, after_sweep, t);
+}
+
 /* Heartbeats are what keeps a session: what a client left behind that was killed is freed without them. */
 static void on_tick(uv_timer_t *timer)
 {
@@ -81,6 +135,7 @@ static void on_tick(uv_timer_t *timer)
     uint64_t now = clock_now();
     futures_tick(t, now);
     sampling_pump(t);
+    sweep(t, now);
     for (size_t i = 0; i < t->sessions.n; i++) {
         struct session *s = (struct session *)t->sessions.v[i];
         if (s && now - s->seen > SILENT_SECONDS * 1000000000ull) session_free(t, s);
@@ -169,14 +224,11 @@ struct sampler *sampler_new(struct tinker *t, struct session *session, struct se
 /* @return the model to sample from; NULL with an answer. */
 static struct served_model *model_of(struct http_req *req, struct json_at *at)
 {
-    const char *base = NULL, *path = NULL;
+    const char *base = NULL;
     json_get_string(at, "base_model", &base);
-    json_get_string(at, "model_path", &path);
     struct served_model *m = base ? model_table_named(((struct app *)req->app)->models, base) : NULL;
     if (at->e->code)
         tinker_refuse(req, at->e);
-    else if (path)
-        http_reply_error(req, 404, "not_found", "`model_path`: there are no saved weights of that path");
     else if (!base)
         http_reply_error(req, 422, "validation", "`base_model` or `model_path` is needed");
     else if (!m)
@@ -193,12 +245,17 @@ void api_tinker_sampler_create(struct http_req *req)
     struct tinker *t = tinker_of(req);
     struct err e = {0};
     struct buf b = {0};
-    const char *id = NULL;
+    const char *id = NULL, *path = NULL;
     if (admission_refuses(req, NULL)) return;
     cJSON *tree = tinker_body(req);
     if (!tree) return;
     struct json_at at = {tree, "", &e};
     json_get_string(&at, "session_id", &id);
+    if (json_get_string(&at, "model_path", &path) && id) {
+        saved_sampler_create(req, id, path);
+        json_free(tree);
+        return;
+    }
     struct served_model *m = model_of(req, &at);
     struct session *session = m ? tinker_session(req, id) : NULL;
     json_free(tree);
@@ -224,6 +281,7 @@ void api_tinker_sampler_get(struct http_req *req)
     }
     buf_printf(&b, "{\"sampler_id\":\"%s\",\"base_model\":", s->handle.id);
     put_name(&b, s->model);
+    if (s->path) buf_printf(&b, ",\"model_path\":\"%s\"", s->path);
     buf_char(&b, '}');
     reply(req, b.data);
     buf_free(&b);
@@ -304,8 +362,9 @@ static void on_handle_closed(uv_handle_t *handle)
     closed(arg);
 }
 
-void tinker_close_handles(struct tinker *t)
+void tinker_check_closed(struct tinker *t)
 {
+    if (!t->closing || t->runs || t->n_works) return;
     t->handles = 2;
     uv_close((uv_handle_t *)&t->tick, on_handle_closed);
     uv_close((uv_handle_t *)&t->wake, on_handle_closed);

@@ -29,5 +29,16 @@ void api_tinker_get_info(struct http_req *);
 void api_tinker_forward_backward(struct http_req *);
 void api_tinker_optim_step(struct http_req *);
 void api_tinker_save_for_sampler(struct http_req *);
+void api_tinker_save_weights(struct http_req *);
+void api_tinker_load_weights(struct http_req *);
+void api_tinker_weights_info(struct http_req *);
+void api_tinker_runs(struct http_req *);
+void api_tinker_run(struct http_req *);
+void api_tinker_run_checkpoints(struct http_req *);
+void api_tinker_checkpoints(struct http_req *);
+void api_tinker_checkpoint_delete(struct http_req *);
+void api_tinker_checkpoint_ttl(struct http_req *);
+void api_tinker_sessions(struct http_req *);
+void api_tinker_session(struct http_req *);
 
 #endif

@@ -21,7 +21,7 @@ ROOMS = {
                        "engine/train/offline.h engine/train/bottleneck.h engine/train/tfevents.h engine/train/board.h engine/data/sources.h engine/model/options.h engine/model/quantize.h engine/model/merge.h engine/template/chat_template.h "
                        "engine/tokenizer/tokenizer.h " + BASE, "uv cjson openssl"),
     "server/ops": Room("jobs api hub bridge access console net store json metrics memory config engine/serve/engine.h " + BASE, "uv"),
-    "server/tinker": Room("api bridge access net json metrics memory engine/serve/engine.h engine/train/tuner.h " + BASE, "cjson uv"),
+    "server/tinker": Room("api bridge access net store json metrics memory engine/serve/engine.h engine/train/tuner.h engine/train/tuner_files.h " + BASE, "cjson uv"),
     "server/jobs": Room("api hub bridge access net store json metrics memory config engine/serve/engine.h engine/train/train.h "
                         "engine/train/tfevents.h engine/train/board.h engine/train/bottleneck.h engine/data/dataset.h engine/eval/evaluation.h " + BASE, "uv"),
     "server/api": Room("hub bridge access schema net store json metrics memory config engine/serve/engine.h "
@@ -71,7 +71,7 @@ ROOMS = {
 # Headers of a tower that the towers above it may include; engine/base whole.
 PUBLIC = {
     "engine": """engine/serve/engine.h engine/serve/device_turn.h engine/bench/bench.h engine/bench/eval.h engine/bench/training.h engine/eval/evaluation.h
-        engine/train/train.h engine/train/tuner.h engine/train/bottleneck.h engine/train/offline.h engine/data/sources.h
+        engine/train/train.h engine/train/tuner.h engine/train/tuner_files.h engine/train/bottleneck.h engine/train/offline.h engine/data/sources.h
         engine/train/tfevents.h engine/train/board.h engine/data/dataset.h engine/model/options.h engine/model/quantize.h engine/model/merge.h engine/template/chat_template.h
         engine/grammar/grammar.h engine/tokenizer/tokenizer.h engine/files/model_file.h""".split() + [BASE],
     "kernels": "kernels/ops.h kernels/ceilings.h kernels/cpu_level.h kernels/trace.h kernels/num.h kernels/block.h kernels/rng.h".split(),

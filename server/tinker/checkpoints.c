@@ -1,0 +1,347 @@
+#include "server/tinker/checkpoints.h"
+
+#include "engine/base/file.h"
+#include "engine/base/mem.h"
+#include "engine/train/tuner.h"
+#include "engine/train/tuner_files.h"
+#include "server/json/json.h"
+#include "server/store/data_dir.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char ROOT[] = "tinker", SCHEME[] = "tinker://", NOTE[] = "checkpoint.json";
+static const char *const kinds[] = {"weights", "sampler_weights"};
+enum { UNFINISHED_SECONDS = 3600 /* after which what was begun is a killed process's */ };
+
+void checkpoint_free(struct checkpoint *c)
+{
+    free(c->base);
+    free(c->metadata);
+    *c = (struct checkpoint){0};
+}
+
+/* ---- names ---------------------------------------------------------------------------------------------------------
+ */
+
+bool checkpoint_name_ok(const char *name)
+{
+    size_t n = strlen(name);
+    return data_name_ok(name) && (n < 4 || strcmp(name + n - 4, ".old")); /* see dir_replace */
+}
+
+static int take(struct checkpoint *c, const char *run, size_t n_run, const char *id, struct err *e)
+{
+    const char *slash = strchr(id, '/');
+    size_t n = slash ? (size_t)(slash - id) : 0;
+    *c = (struct checkpoint){0};
+    if (n_run < sizeof c->run) memcpy(c->run, run, n_run);
+    for (size_t k = 0; k < 2; k++)
+        if (n && n == strlen(kinds[k]) && !memcmp(id, kinds[k], n)) {
+            c->sampler = k == 1;
+            snprintf(c->name, sizeof c->name, "%.*s", (int)sizeof c->name - 1, slash + 1);
+        }
+    if (data_name_ok(c->run) && checkpoint_name_ok(c->name)) return 0;
+    return err_set(e, ERR_INVALID, "a path must be tinker://RUN/weights/NAME or tinker://RUN/sampler_weights/NAME");
+}
+
+int checkpoint_parse(struct checkpoint *c, const char *path, struct err *e)
+{
+    const char *run = strncmp(path, SCHEME, sizeof SCHEME - 1) ? "" : path + sizeof SCHEME - 1;
+    size_t n = strcspn(run, "/");
+    return take(c, run, n, run[n] ? run + n + 1 : "", e);
+}
+
+int checkpoint_parse_id(struct checkpoint *c, const char *run, const char *id, struct err *e)
+{
+    return take(c, run, strlen(run), id, e);
+}
+
+void checkpoint_put_path(struct buf *b, const struct checkpoint *c)
+{
+    buf_printf(b, "%s%s/%s/%s", SCHEME, c->run, kinds[c->sampler], c->name);
+}
+
+void checkpoint_put_time(struct buf *b, int64_t ms)
+{
+    char text[40] = "1970-01-01T00:00:00";
+    time_t at = (time_t)(ms / 1000);
+    struct tm tm;
+    if (gmtime_r(&at, &tm)) strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &tm);
+    buf_printf(b, "\"%s.%03dZ\"", text, (int)(ms % 1000));
+}
+
+void checkpoint_put(struct buf *b, const struct checkpoint *c)
+{
+    buf_printf(b, "{\"checkpoint_id\":\"%s/%s\",\"checkpoint_type\":\"%s\",\"tinker_path\":\"", kinds[c->sampler],
+               c->name, c->sampler ? "sampler" : "training");
+    checkpoint_put_path(b, c);
+    buf_str(b, "\",\"time\":");
+    checkpoint_put_time(b, c->created);
+    buf_printf(b, ",\"size_bytes\":%lld,\"public\":false", (long long)c->bytes);
+    if (c->metadata) buf_printf(b, ",\"user_metadata\":%s", c->metadata);
+    if (c->expires) {
+        buf_str(b, ",\"expires_at\":");
+        checkpoint_put_time(b, c->expires);
+    }
+    buf_char(b, '}');
+}
+
+char *checkpoint_dir(const char *data, const struct checkpoint *c)
+{
+    struct buf b = {0};
+    buf_printf(&b, "%s/%s/%s/%s/%s", data, ROOT, c->run, kinds[c->sampler], c->name);
+    return b.data;
+}
+
+/* ---- the note ------------------------------------------------------------------------------------------------------
+ */
+
+static void put_note(struct buf *b, const struct checkpoint *c)
+{
+    buf_str(b, "{\"path\":\"");
+    checkpoint_put_path(b, c);
+    buf_str(b, "\",\"owner\":");
+    json_put_string(b, c->owner, strlen(c->owner));
+    buf_str(b, ",\"base_model\":");
+    json_put_string(b, c->base, strlen(c->base));
+    buf_printf(b, ",\"rank\":%d,\"train_attn\":%s,\"train_mlp\":%s,\"train_unembed\":%s,\"created\":%lld", c->rank,
+               c->attn ? "true" : "false", c->mlp ? "true" : "false", c->unembed ? "true" : "false",
+               (long long)c->created);
+    if (c->metadata) buf_printf(b, ",\"user_metadata\":%s", c->metadata);
+    buf_str(b, "}\n");
+}
+
+static void read_note(struct checkpoint *c, const cJSON *tree, struct err *e)
+{
+    struct json_at at = {tree, "", e};
+    const char *owner = "", *base = "";
+    const cJSON *metadata = NULL;
+    int64_t rank = 0;
+    json_get_string(&at, "owner", &owner);
+    json_get_string(&at, "base_model", &base);
+    json_get_int(&at, "rank", 0, INT32_MAX, &rank);
+    json_get_int(&at, "created", 0, INT64_MAX / 2, &c->created);
+    json_get_bool(&at, "train_attn", &c->attn);
+    json_get_bool(&at, "train_mlp", &c->mlp);
+    json_get_bool(&at, "train_unembed", &c->unembed);
+    snprintf(c->owner, sizeof c->owner, "%s", owner);
+    c->base = mem_strdup(base);
+    c->rank = (int)rank;
+    if (!json_get_object(&at, "user_metadata", &metadata)) return;
+    struct buf b = {0};
+    json_put_value(&b, metadata, ",", ":");
+    c->metadata = b.data;
+}
+
+static int64_t read_expiry(const char *dir)
+{
+    char *path = file_join(dir, "expires"), *text = NULL;
+    size_t n;
+    int64_t at = 0;
+    if (!file_read(path, 64, &text, &n, &(struct err){0})) at = strtoll(text, NULL, 10);
+    free(text);
+    free(path);
+    return at > 0 ? at : 0;
+}
+
+/* All of it but whose it is, and whether it has expired. */
+static int read_any(const char *data, struct checkpoint *c, struct err *e)
+{
+    char *dir = checkpoint_dir(data, c), *text = NULL;
+    size_t n = 0;
+    if (!tuner_files_read(dir, NOTE, &text, &n, &c->bytes, e)) {
+        cJSON *tree = json_parse(text, n, e);
+        if (tree) read_note(c, tree, e);
+        json_free(tree);
+        c->expires = read_expiry(dir);
+    }
+    free(text);
+    free(dir);
+    return e->code;
+}
+
+static bool expired(const struct checkpoint *c)
+{
+    return c->expires && c->expires <= data_now_ms();
+}
+
+int checkpoint_read(const char *data, struct checkpoint *c, const char *owner, struct err *e)
+{
+    int rc = read_any(data, c, e);
+    if (rc && rc != ERR_NOT_FOUND) return rc;
+    if (!rc && !strcmp(c->owner, owner) && !expired(c)) return 0;
+    struct buf b = {0};
+    checkpoint_put_path(&b, c);
+    *e = (struct err){0};
+    err_set(e, ERR_NOT_FOUND, "there are no weights at %s", b.data);
+    buf_free(&b);
+    return e->code;
+}
+
+/* ---- changing ------------------------------------------------------------------------------------------------------
+ */
+
+int checkpoint_expire(const char *data, const struct checkpoint *c, int64_t expires, struct err *e)
+{
+    char text[32], *dir = checkpoint_dir(data, c), *path = file_join(dir, "expires");
+    int n = snprintf(text, sizeof text, "%lld\n", (long long)expires);
+    int rc = file_replace(path, text, (size_t)n, e);
+    if (!rc) rc = dir_sync(dir, e);
+    free(path);
+    free(dir);
+    return rc;
+}
+
+/* How many there are beside it. */
+static void count(void *arg, const char *name)
+{
+    *(int *)arg += checkpoint_name_ok(name);
+}
+
+int checkpoint_save(const char *data, const struct checkpoint *c, struct tuner *t, const char *model_dir,
+                    bool overwrite, struct err *e)
+{
+    struct buf note = {0}, beside = {0};
+    char *dir = checkpoint_dir(data, c);
+    int n = 0;
+    buf_printf(&beside, "%s/%s/%s", ROOT, c->run, kinds[c->sampler]);
+    data_list(data, beside.data, count, &n);
+    put_note(&note, c);
+    bool there = !access(dir, F_OK);
+    if (there && !overwrite)
+        err_set(e, ERR_INVALID, "`path`: there are weights of the name %s already", c->name);
+    else if (!there && n >= CHECKPOINTS_MAX)
+        err_set(e, ERR_INVALID, "`path`: the run has %d saved weights already: delete some", CHECKPOINTS_MAX);
+    else
+        tuner_save(t, dir, !c->sampler, model_dir, note.data, note.len, e);
+    if (!e->code && c->expires) checkpoint_expire(data, c, c->expires, e);
+    free(dir);
+    buf_free(&note);
+    buf_free(&beside);
+    return e->code;
+}
+
+/* At once for readers, whatever a crash leaves of the files. */
+void checkpoint_delete(const char *data, const struct checkpoint *c)
+{
+    struct buf gone = {0};
+    char *dir = checkpoint_dir(data, c);
+    buf_printf(&gone, "%.*s.tmp-gone-%s", (int)(strrchr(dir, '/') + 1 - dir), dir, c->name);
+    data_remove(gone.data);
+    if (!rename(dir, gone.data)) dir_sync_parent(dir);
+    data_remove(gone.data);
+    free(dir);
+    buf_free(&gone);
+}
+
+/* ---- listing -------------------------------------------------------------------------------------------------------
+ */
+
+struct names {
+    char **v;
+    size_t n, cap;
+};
+
+static void add_name(void *arg, const char *name)
+{
+    struct names *all = arg;
+    mem_grow(&all->v, &all->cap, all->n + 1, sizeof *all->v);
+    all->v[all->n++] = mem_strdup(name);
+}
+
+static struct names names_in(const char *data, const char *folder)
+{
+    struct names all = {0};
+    data_list(data, folder, add_name, &all);
+    return all;
+}
+
+static void names_free(struct names *all)
+{
+    for (size_t i = 0; i < all->n; i++) free(all->v[i]);
+    free(all->v);
+}
+
+static bool unfinished(const char *path)
+{
+    struct stat st;
+    return !stat(path, &st) && st.st_mtime + UNFINISHED_SECONDS < time(NULL);
+}
+
+struct walk {
+    const char *data, *owner; /* owner NULL: sweep */
+    struct checkpoint *v;
+    size_t n, cap;
+};
+
+static void visit(struct walk *w, const char *run, size_t kind, const char *name)
+{
+    struct checkpoint c = {.sampler = kind == 1};
+    struct err e = {0};
+    snprintf(c.run, sizeof c.run, "%.*s", RUN_ID - 1, run);
+    snprintf(c.name, sizeof c.name, "%.*s", CHECKPOINT_NAME - 1, name);
+    if (!w->owner && !strncmp(name, ".tmp-", 5)) {
+        struct buf path = {0};
+        buf_printf(&path, "%s/%s/%s/%s/%s", w->data, ROOT, run, kinds[kind], name);
+        if (unfinished(path.data)) data_remove(path.data);
+        buf_free(&path);
+    } else if (checkpoint_name_ok(name) && !read_any(w->data, &c, &e)) {
+        if (!w->owner && expired(&c)) checkpoint_delete(w->data, &c);
+        if (w->owner && !expired(&c) && !strcmp(c.owner, w->owner)) {
+            mem_grow(&w->v, &w->cap, w->n + 1, sizeof *w->v);
+            w->v[w->n++] = c;
+            return;
+        }
+    }
+    checkpoint_free(&c);
+}
+
+static void visit_run(struct walk *w, const char *run)
+{
+    if (!data_name_ok(run) || strlen(run) >= RUN_ID) return;
+    for (size_t kind = 0; kind < 2; kind++) {
+        struct buf folder = {0};
+        buf_printf(&folder, "%s/%s/%s", ROOT, run, kinds[kind]);
+        struct names all = names_in(w->data, folder.data);
+        for (size_t i = 0; i < all.n; i++) visit(w, run, kind, all.v[i]);
+        names_free(&all);
+        buf_free(&folder);
+    }
+}
+
+static void visit_all(struct walk *w)
+{
+    struct names runs = names_in(w->data, ROOT);
+    for (size_t i = 0; i < runs.n; i++) visit_run(w, runs.v[i]);
+    names_free(&runs);
+}
+
+static int older_first(const void *a, const void *b)
+{
+    const struct checkpoint *x = a, *y = b;
+    if (x->created != y->created) return x->created < y->created ? -1 : 1;
+    return strcmp(x->name, y->name);
+}
+
+struct checkpoint *checkpoint_list(const char *data, const char *run, const char *owner, size_t *n)
+{
+    struct walk w = {.data = data, .owner = owner};
+    if (run)
+        visit_run(&w, run);
+    else
+        visit_all(&w);
+    if (w.n) qsort(w.v, w.n, sizeof *w.v, older_first);
+    *n = w.n;
+    return w.v;
+}
+
+void checkpoints_sweep(const char *data)
+{
+    visit_all(&(struct walk){.data = data});
+}

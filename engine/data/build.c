@@ -22,6 +22,8 @@ struct made {
     uint64_t line;
     size_t start, n; /* ids in the batch's out */
     bool bad, truncated;
+    size_t second;
+    enum dataset_label label;
 };
 
 enum batch_state { BATCH_FREE, BATCH_READY, BATCH_DONE };
@@ -101,31 +103,36 @@ static size_t trained_end(const uint8_t *trained, size_t n)
     return n;
 }
 
-/* The row x, truncated to the maximum length.  Tokens after the last target do not affect the gradient and are dropped.
- */
-static void take_row(const struct builder *w, struct batch *b, struct encoded *x, uint64_t line)
+/* Appends the sequence x, truncated to the maximum length.  Tokens after the last target do not affect the gradient and
+ * are dropped. */
+static int put_sequence(const struct builder *w, struct batch *b, struct encoded *x, bool *cut, struct err *e)
 {
-    size_t max = (size_t)w->o->max_length, n = x->n, start = b->out.n;
-    struct err why = {0};
+    size_t max = (size_t)w->o->max_length, n = x->n;
     if (n && !w->o->train_on_prompt) x->trained[0] = 0;
     for (size_t i = 0; i < n && w->o->train_on_prompt; i++) x->trained[i] = i > 0;
     size_t wanted = trained_end(x->trained, n);
-    bool truncated = wanted > max;
-    n = trained_end(x->trained, truncated ? max : wanted);
+    n = trained_end(x->trained, wanted > max ? max : wanted);
+    *cut |= wanted > max;
     if (!wanted)
-        err_set(&why, ERR_INVALID, "nothing to train on in %zu token%s", x->n, x->n == 1 ? "" : "s");
-    else if (!n)
-        err_set(&why, ERR_INVALID, "no trained token within the first %zu of %zu (max_length)", max, wanted);
-    if (why.code) {
-        made_bad(b, line, why.msg);
-        return;
-    }
+        return err_set(e, ERR_INVALID, "nothing to train on in %zu token%s", x->n, x->n == 1 ? "" : "s");
+    if (!n) return err_set(e, ERR_INVALID, "no trained token within the first %zu of %zu (max_length)", max, wanted);
     const float *logprob = encoded_logprobs(x, 0, n);
     for (size_t i = 0; i < n; i++) {
         encoded_add(&b->out, x->id[i], x->trained[i]);
         if (logprob) encoded_sampled(&b->out, logprob[i]);
     }
-    made_add(b, line, start, n, truncated);
+    return 0;
+}
+
+static int take_row(const struct builder *w, struct batch *b, struct encoded *x, uint64_t line,
+                    enum dataset_label label, struct err *e)
+{
+    size_t start = b->out.n;
+    bool cut = false;
+    if (put_sequence(w, b, x, &cut, e)) return e->code;
+    made_add(b, line, start, b->out.n - start, cut);
+    b->made[b->n_made - 1].label = label;
+    return 0;
 }
 
 /* Tokens of a long text: chunks that overlap by one token, so that each token but the first is a target once. */
@@ -168,12 +175,49 @@ static int text_make(const struct builder *w, struct scratch *s, struct batch *b
     return 0;
 }
 
+static int encode_row(const struct builder *w, struct scratch *s, const struct row *row, struct err *e)
+{
+    rendered_clear(&s->text);
+    encoded_clear(&s->ids);
+    if (render_row(row, w->template, &s->text, e)) return e->code;
+    unsigned flags = s->text.flags & ~(w->o->no_eos ? (unsigned)ENCODE_EOS : 0);
+    return encode_text(&w->encoder, s->text.text.data, s->text.text.len, s->text.v, s->text.n, flags, &s->ids, e);
+}
+
+static int pair_make(const struct builder *w, struct scratch *s, struct batch *b, const cJSON *json, uint64_t line,
+                     struct err *e)
+{
+    struct row row[2];
+    size_t start = b->out.n, second = 0;
+    bool cut = false;
+    int rc = row_read_pair(&row[0], &row[1], json, e);
+    for (int i = 0; i < 2 && !rc; i++) {
+        second = b->out.n - start;
+        if ((rc = encode_row(w, s, &row[i], e)) || (rc = put_sequence(w, b, &s->ids, &cut, e)))
+            err_prefix(e, i ? "\"rejected\"" : "\"chosen\"");
+    }
+    if (!rc) {
+        made_add(b, line, start, b->out.n - start, cut);
+        b->made[b->n_made - 1].second = second;
+    } else {
+        b->out.n = start;
+    }
+    row_free(&row[0]);
+    row_free(&row[1]);
+    return rc;
+}
+
 static int json_make(const struct builder *w, struct scratch *s, struct batch *b, const struct batch_row *r,
                      struct err *e)
 {
     struct row row = {0};
     cJSON *json = row_parse(row_bytes(b, r), r->n, e);
     map_row(json, w->o);
+    if (json && w->d->format == DATASET_PREFERENCE) {
+        int failed = pair_make(w, s, b, json, r->row.line, e);
+        cJSON_Delete(json);
+        return failed;
+    }
     int rc = json ? row_read(&row, json, w->d->format, w->vocab, e) : e->code;
     if (!rc && row.kind == ROW_IDS) {
         for (int i = 0; i < row.n; i++) {
@@ -181,12 +225,9 @@ static int json_make(const struct builder *w, struct scratch *s, struct batch *b
             if (row.logprob) encoded_sampled(&s->ids, row.logprob[i]);
         }
     } else if (!rc) {
-        rc = render_row(&row, w->template, &s->text, e);
-        unsigned flags = s->text.flags & ~(w->o->no_eos ? (unsigned)ENCODE_EOS : 0);
-        if (!rc)
-            rc = encode_text(&w->encoder, s->text.text.data, s->text.text.len, s->text.v, s->text.n, flags, &s->ids, e);
+        rc = encode_row(w, s, &row, e);
     }
-    if (!rc) take_row(w, b, &s->ids, r->row.line);
+    if (!rc) rc = take_row(w, b, &s->ids, r->row.line, row.label, e);
     row_free(&row);
     cJSON_Delete(json);
     return rc;
@@ -295,8 +336,14 @@ static int batch_write(const struct builder *w, struct batch *b, struct cache_wr
         }
         const uint8_t *trained = b->out.trained + m->start;
         const float *logprob = encoded_logprobs(&b->out, m->start, m->n);
-        int rc =
-            cache_add(out, b->out.id + m->start, trained, logprob, (uint32_t)m->n, m->line, !w->o->keep_duplicates, e);
+        struct dataset_row row = {.id = b->out.id + m->start,
+                                  .trained = trained,
+                                  .logprob = logprob,
+                                  .n = (int)m->n,
+                                  .second = (int)m->second,
+                                  .label = m->label,
+                                  .line = m->line < UINT32_MAX ? (uint32_t)m->line : UINT32_MAX};
+        int rc = cache_add(out, &row, !w->o->keep_duplicates, e);
         if (rc < 0) return rc;
         if (rc == 0) {
             r->duplicates++;

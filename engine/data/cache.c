@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 static const char magic[8] = "TNDMDATA";
+enum { ROW_HEAD = 6 }; /* numbers before the ids of a row */
 static const char suffix[] = ".tokens", part_suffix[] = ".part";
 
 static char *cache_path(const char *dir, const unsigned char *key)
@@ -128,23 +129,23 @@ static int no_memory(const struct cache_writer *w, struct err *e)
     return err_set(e, ERR_NOMEM, "no memory for the tables of more than %llu rows", (unsigned long long)w->rows);
 }
 
-int cache_add(struct cache_writer *w, const int32_t *id, const uint8_t *trained, const float *logprob, uint32_t n,
-              uint64_t line, bool unique, struct err *e)
+int cache_add(struct cache_writer *w, const struct dataset_row *r, bool unique, struct err *e)
 {
     unsigned char digest[SHA256_BYTES];
-    uint64_t first = seen_digest(id, trained, n, digest);
+    uint32_t n = (uint32_t)r->n;
+    uint64_t first = seen_digest(r, digest);
     int is_new = unique ? seen_add(&w->seen, first) : 1;
     if (is_new < 0) return no_memory(w, e);
     if (!is_new) return 0;
     sha256_add(&w->hash, digest, sizeof digest);
     if (!mem_try_grow(&w->offset, &w->cap_offset, w->rows + 1, sizeof *w->offset)) return no_memory(w, e);
     w->offset[w->rows] = w->at;
-    uint32_t head[4] = {n, 0, line < UINT32_MAX ? (uint32_t)line : UINT32_MAX, logprob != NULL};
-    for (uint32_t i = 0; i < n; i++) head[1] += trained[i];
+    uint32_t head[ROW_HEAD] = {n, 0, r->line, r->logprob != NULL, (uint32_t)r->second, (uint32_t)r->label};
+    for (uint32_t i = 0; i < n; i++) head[1] += r->trained[i];
     int rc = put(w, head, sizeof head, e);
-    if (!rc) rc = put(w, id, n * sizeof *id, e);
-    if (!rc && logprob) rc = put(w, logprob, n * sizeof *logprob, e);
-    if (!rc) rc = put(w, trained, n, e);
+    if (!rc) rc = put(w, r->id, n * sizeof *r->id, e);
+    if (!rc && r->logprob) rc = put(w, r->logprob, n * sizeof *r->logprob, e);
+    if (!rc) rc = put(w, r->trained, n, e);
     if (!rc) rc = put(w, "\0\0\0", -n & 3, e);
     if (rc) return rc;
     w->rows++;
@@ -229,11 +230,13 @@ static const char *rows_check(const struct cache *c)
 {
     uint64_t end = CACHE_HEADER_BYTES;
     for (uint64_t i = 0; i < c->header->rows; i++) {
-        uint32_t head[4];
+        uint32_t head[ROW_HEAD];
         if (c->offset[i] != end || end + sizeof head > c->header->index_at) return "its index is wrong";
         memcpy(head, c->data + end, sizeof head);
         end += sizeof head + (head[3] ? 8 : 4) * (uint64_t)head[0] + (((uint64_t)head[0] + 3) & ~(uint64_t)3);
-        if (head[0] < 2 || head[3] > 1 || end > c->header->index_at) return "a row is wrong";
+        bool pair = !head[4] || (head[4] >= 2 && head[4] < head[0] && head[0] - head[4] >= 2);
+        if (head[0] < 2 || head[3] > 1 || !pair || head[5] > DATASET_UNDESIRABLE || end > c->header->index_at)
+            return "a row is wrong";
     }
     return NULL;
 }
@@ -283,7 +286,7 @@ void cache_close(struct cache *c)
 struct dataset_row cache_row(const struct cache *c, uint64_t i)
 {
     const unsigned char *p = c->data + c->offset[i];
-    uint32_t head[4];
+    uint32_t head[ROW_HEAD];
     memcpy(head, p, sizeof head);
     const unsigned char *ids = p + sizeof head, *after = ids + head[0] * sizeof(int32_t);
     return (struct dataset_row){
@@ -292,6 +295,8 @@ struct dataset_row cache_row(const struct cache *c, uint64_t i)
         .logprob = head[3] ? (const float *)after : NULL,
         .n = (int)head[0],
         .n_trained = (int)head[1],
+        .second = (int)head[4],
+        .label = (enum dataset_label)head[5],
         .line = head[2],
     };
 }

@@ -2,8 +2,8 @@
  * renamed, so a file with the final name is complete; its crc32c is verified when it is opened.
  *
  *   header   one struct cache_header, 4096 bytes
- *   rows     each: uint32 n, uint32 n_trained, uint32 line, uint32 sampled, int32 id[n], with sampled 1 float
- *            logprob[n], uint8 trained[n], padded to 4 bytes
+ *   rows     each: uint32 n, uint32 n_trained, uint32 line, uint32 sampled, uint32 second, uint32 label, int32 id[n],
+ *            with sampled 1 float logprob[n], uint8 trained[n], padded to 4 bytes
  *   index    uint64 offset[rows] of the rows from the start of the file, 8-byte aligned
  * in the machine's byte order: a cache is not portable. */
 #ifndef TANDEM_ENGINE_DATA_CACHE_H
@@ -15,7 +15,7 @@
 
 #include <stdio.h>
 
-enum { CACHE_VERSION = 6, CACHE_HEADER_BYTES = 4096 };
+enum { CACHE_VERSION = 7, CACHE_HEADER_BYTES = 4096 };
 
 struct cache_header {
     char magic[8]; /* "TNDMDATA" */
@@ -45,10 +45,8 @@ struct cache_writer {
  * true. */
 int cache_start(struct cache_writer *, const char *dir, const unsigned char key[SHA256_BYTES],
                 const struct dataset_options *, struct err *e);
-/* line: of the row in its file (dataset_row); logprob (n), or NULL, likewise.  @return 1: written; 0: unique is set and
- * an equal row exists; or an err code. */
-int cache_add(struct cache_writer *, const int32_t *id, const uint8_t *trained, const float *logprob, uint32_t n,
-              uint64_t line, bool unique, struct err *e);
+/* n_trained is counted.  @return 1: written; 0: unique is set and an equal row exists; or an err code. */
+int cache_add(struct cache_writer *, const struct dataset_row *, bool unique, struct err *e);
 /* Writes index and header, syncs, renames the file to its final name and maps it. */
 struct cache;
 int cache_finish(struct cache_writer *, const struct dataset_report *, struct cache *, struct err *e);

@@ -23,7 +23,9 @@ enum dataset_format {
     DATASET_ALPACA,     /* {"instruction", "input"?, "output", "system"?, "history"?} */
     DATASET_MESSAGES,   /* {"messages": [{"role", "content", "weight"?}], "tools"?}; loss_weight as weight */
     DATASET_SHAREGPT,   /* {"conversations": [{"from", "value"}], "system"?} */
-    DATASET_TOKENS      /* {"input_ids", "labels"?, "logprobs"?} */
+    DATASET_TOKENS,     /* {"input_ids", "labels"?, "logprobs"?} */
+    DATASET_PREFERENCE, /* {"prompt"?, "chosen", "rejected"}: as in completion; without a prompt it is what both begin with */
+    DATASET_UNPAIRED    /* {"prompt", "completion", "label"}: the label is a boolean */
 };
 
 struct dataset_source {
@@ -104,14 +106,22 @@ int dataset_open_all(struct dataset **, const struct dataset_source *, int n, co
                      struct err *e);
 void dataset_free(struct dataset *);
 
+enum dataset_label { DATASET_UNLABELLED, DATASET_DESIRABLE, DATASET_UNDESIRABLE };
+
+/* A pair of preferences is two sequences, one after the other: the prompt with the chosen answer, the prompt with the
+ * rejected one; each has n of its own within 2 .. max_length, and trained tokens. */
 struct dataset_row {
     const int32_t *id;
     const uint8_t *trained; /* trained[i]: id[i] is a target (predicted from the ids before it); trained[0] is 0 */
     const float *logprob;   /* (n) that sampling gave the ids, not above 0; NAN: unknown; NULL: of all */
-    int n;                  /* 2 .. max_length */
+    int n;                  /* 2 .. max_length; of a pair: of both */
+    int second;             /* of a pair: where the rejected sequence begins; 0: no pair */
+    enum dataset_label label;
     int n_trained;          /* >= 1 */
     uint32_t line;          /* where the row begins in its file, 1-based; of an array the number of the element */
 };
+/* The chosen or the rejected sequence of a pair as a row of its own; of another row that itself, and nothing (n 0). */
+struct dataset_row dataset_row_answer(const struct dataset_row *, bool rejected);
 uint64_t dataset_rows(const struct dataset *);
 struct dataset_row dataset_row(const struct dataset *, uint64_t i);
 /* @return the name of its source; NULL: the set has one source. */

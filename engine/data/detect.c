@@ -113,7 +113,7 @@ static enum scan_kind object_kind(const struct dataset_options *o, const char *p
     const char *end = memchr(p, '\n', n);
     cJSON *first = row_parse(p, end ? (size_t)(end - p) : n, NULL);
     map_row(first, o);
-    bool known = row_format(first) != DATASET_AUTO;
+    bool known = row_format(first) != DATASET_AUTO || cJSON_HasObjectItem(first, "chosen");
     cJSON_Delete(first);
     return !known && scan_has_member(p, n) ? SCAN_MEMBER : SCAN_LINES;
 }
@@ -165,7 +165,7 @@ static int format_of_rows(struct source *s, const struct dataset_options *o, str
         if (i == 0) {
             buf_printf(&seen, "%s %llu is ", unit, (unsigned long long)at.line);
             if (row && (cJSON_HasObjectItem(row, "chosen") || cJSON_HasObjectItem(row, "preferred_output")))
-                buf_str(&seen, "a pair of preferences (chosen, rejected), which cannot be trained on");
+                buf_str(&seen, "a pair of preferences (chosen, rejected), which methods dpo, orpo and simpo train on");
             else if (row)
                 row_describe(&seen, row);
             else

@@ -4,7 +4,7 @@
 
 static const char *const fields[] = {
     "text",  "prompt",        "completion",   "instruction", "input",  "output",   "system",   "history",
-    "tools", "conversations", "conversation", "input_ids",   "labels", "logprobs", "messages", NULL};
+    "tools", "conversations", "conversation", "input_ids",   "labels", "logprobs", "messages", "chosen",   "rejected", "label",   NULL};
 
 static bool is_field(const char *name)
 {
@@ -21,7 +21,7 @@ int dataset_map_check(const struct dataset_field *map, int n, struct err *e)
             return err_set(
                 e, ERR_INVALID,
                 "%.60s is not a field of a row: these are text, prompt, completion, instruction, input, output, "
-                "system, history, messages, tools, conversations, input_ids, labels, logprobs",
+                "system, history, messages, tools, conversations, input_ids, labels, logprobs, chosen, rejected, label",
                 map[i].to);
         if (!*map[i].from) return err_set(e, ERR_INVALID, "%s: its name in the data is empty", map[i].to);
         for (int k = 0; k < i; k++)

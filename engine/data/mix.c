@@ -38,7 +38,7 @@ static int add_part(struct mix *m, const struct cache *part, int k, struct seen 
     for (uint64_t i = 0; i < part->header->rows; i++) {
         struct dataset_row row = cache_row(part, i);
         unsigned char digest[SHA256_BYTES];
-        int is_new = seen ? seen_add(seen, seen_digest(row.id, row.trained, (uint32_t)row.n, digest)) : 1;
+        int is_new = seen ? seen_add(seen, seen_digest(&row, digest)) : 1;
         if (is_new < 0) return no_memory(m->rows, e);
         if (is_new) {
             m->place[m->rows++] = (uint64_t)k << MIX_ROW_BITS | i;

@@ -78,6 +78,7 @@ void row_free(struct row *r)
 {
     cJSON_Delete(r->turns);
     cJSON_Delete(r->own);
+    free(r->own_prompt);
     free(r->trained);
     free(r->id);
     free(r->is_target);
@@ -270,6 +271,94 @@ static int completion_read(struct row *r, const cJSON *row, struct err *e)
     return rc;
 }
 
+static int unpaired_read(struct row *r, const cJSON *row, struct err *e)
+{
+    const cJSON *label = field(row, "label");
+    if (!label) return err_set(e, ERR_INVALID, "no \"label\"");
+    if (!cJSON_IsBool(label)) return err_set(e, ERR_INVALID, "\"label\" must be a boolean, is %s", type_of(label));
+    r->label = cJSON_IsTrue(label) ? DATASET_DESIRABLE : DATASET_UNDESIRABLE;
+    return completion_read(r, row, e);
+}
+
+/* ---- pairs ------------------------------------------------------------------------------------------------------- */
+
+/* How many messages both lists begin with. */
+static int common_messages(const cJSON *a, const cJSON *b)
+{
+    int n = 0;
+    for (a = a->child, b = b->child; a && b && cJSON_Compare(a, b, true); a = a->next, b = b->next) n++;
+    return n;
+}
+
+/* How many bytes both texts begin with: whole characters, and without a space at the end, which belongs to the answers
+ * (as in TRL's extract_prompt). */
+static size_t common_text(const char *a, const char *b)
+{
+    size_t n = 0;
+    while (a[n] && a[n] == b[n]) n++;
+    while (n && ((unsigned char)a[n] & 0xc0) == 0x80) n--;
+    return n && a[n - 1] == ' ' ? n - 1 : n;
+}
+
+/* One answer as messages: those after the first `shared` ones, which are the prompt's, or with a prompt all. */
+static int turns_answer(struct row *r, const cJSON *row, const cJSON *prompt, const char *name, int shared,
+                        struct err *e)
+{
+    const cJSON *list = field(row, name);
+    int rc = prompt ? messages_read(r, prompt, "prompt", false, e) : 0, at = 0;
+    r->kind = ROW_TURNS;
+    if (rc) return err_prefix(e, "\"prompt\"");
+    if (!list->child) return err_set(e, ERR_INVALID, "\"%s\" is empty", name);
+    for (const cJSON *m = list->child; m && !rc; m = m->next, at++) rc = message_read(r, m, at, at >= shared, e);
+    if (!rc) rc = turns_check(r, e);
+    if (rc) return err_prefix(e, "\"%s\"", name);
+    r->extra = field(row, "chat_template_kwargs");
+    if (r->extra && !cJSON_IsObject(r->extra)) r->extra = NULL;
+    return tools_read(r, row, e);
+}
+
+static int text_answer(struct row *r, const cJSON *row, const char *prompt, const char *name, size_t shared,
+                       struct err *e)
+{
+    const char *text;
+    int rc = string_of(row, name, true, &text, e);
+    r->kind = ROW_PAIR;
+    if (rc) return rc;
+    if (!prompt) r->own_prompt = mem_strndup(text, shared);
+    r->prompt = prompt ? prompt : r->own_prompt;
+    r->text = text + shared;
+    return is_blank(r->text) ? err_set(e, ERR_INVALID, "\"%s\" is empty%s", name, shared ? " after what both begin with" : "")
+                             : 0;
+}
+
+int row_read_pair(struct row *chosen, struct row *rejected, const cJSON *row, struct err *e)
+{
+    const cJSON *yes = field(row, "chosen"), *no = field(row, "rejected"), *prompt = field(row, "prompt");
+    const char *text = NULL;
+    *chosen = *rejected = (struct row){0};
+    if (!cJSON_IsObject(row)) return err_set(e, ERR_INVALID, "a row must be an object, this is %s", type_of(row));
+    if (!yes || !no) return err_set(e, ERR_INVALID, "no \"%s\"", yes ? "rejected" : "chosen");
+    if (cJSON_Compare(yes, no, true)) return err_set(e, ERR_INVALID, "\"chosen\" and \"rejected\" are the same");
+    if (cJSON_IsArray(yes) && cJSON_IsArray(no)) {
+        /* a prompt that is a text only repeats what the messages say, as in TRL */
+        bool given = cJSON_IsArray(prompt);
+        if (prompt && !given && !cJSON_IsString(prompt))
+            return err_set(e, ERR_INVALID, "\"prompt\" must be a list of messages, is %s", type_of(prompt));
+        int shared = given ? 0 : common_messages(yes, no);
+        int rc = turns_answer(chosen, row, given ? prompt : NULL, "chosen", shared, e);
+        return rc ? rc : turns_answer(rejected, row, given ? prompt : NULL, "rejected", shared, e);
+    }
+    if (cJSON_IsArray(yes) || cJSON_IsArray(no))
+        return err_set(e, ERR_INVALID, "\"chosen\" is %s and \"rejected\" %s: both must be texts, or lists of messages",
+                       type_of(yes), type_of(no));
+    int rc = string_of(row, "prompt", false, &text, e);
+    size_t shared = !text && cJSON_IsString(yes) && cJSON_IsString(no) ? common_text(yes->valuestring, no->valuestring) : 0;
+    if (!rc) rc = text_answer(chosen, row, text, "chosen", shared, e);
+    return rc ? rc : text_answer(rejected, row, text, "rejected", shared, e);
+}
+
+/* ---- other formats ----------------------------------------------------------------------------------------------- */
+
 static int history_read(struct row *r, const cJSON *history, struct err *e)
 {
     if (history && !cJSON_IsArray(history))
@@ -431,6 +520,8 @@ int row_read(struct row *r, const cJSON *row, enum dataset_format format, int vo
     case DATASET_MESSAGES: return chat_read(r, row, e);
     case DATASET_SHAREGPT: return sharegpt_read(r, row, e);
     case DATASET_TOKENS: return ids_read(r, row, vocab, e);
+    case DATASET_UNPAIRED: return unpaired_read(r, row, e);
+    case DATASET_PREFERENCE: /* row_read_pair */
     case DATASET_AUTO: break;
     }
     return err_set(e, ERR_INVALID, "not in a known format");

@@ -15,6 +15,8 @@ enum row_kind { ROW_TEXT, ROW_PAIR, ROW_TURNS, ROW_ALPACA, ROW_IDS };
 struct row {
     enum row_kind kind;
     const char *text, *prompt; /* TEXT: text; PAIR: prompt, then text */
+    char *own_prompt;          /* owned, where the row has none as such */
+    enum dataset_label label;
 
     /* TURNS and ALPACA */
     cJSON *turns;           /* messages {"role", "content"...}, owned */
@@ -37,6 +39,8 @@ struct row {
 enum dataset_format row_format(const cJSON *row);
 /* Fills *out, or sets *e to what is wrong with the row.  vocab: ids must be below. */
 int row_read(struct row *out, const cJSON *row, enum dataset_format, int vocab, struct err *e);
+/* The same for a row of DATASET_PREFERENCE: its two answers, each with the prompt. */
+int row_read_pair(struct row *chosen, struct row *rejected, const cJSON *row, struct err *e);
 void row_free(struct row *);
 
 /* Appends a description of the value: "an object with the fields a, b", "a number"... */

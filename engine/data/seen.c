@@ -41,13 +41,15 @@ void seen_free(struct seen *s)
     *s = (struct seen){0};
 }
 
-uint64_t seen_digest(const int32_t *id, const uint8_t *trained, uint32_t n, unsigned char out[SHA256_BYTES])
+uint64_t seen_digest(const struct dataset_row *r, unsigned char out[SHA256_BYTES])
 {
     struct sha256 h;
     uint64_t first;
     sha256_start(&h);
-    sha256_add(&h, id, n * sizeof *id);
-    sha256_add(&h, trained, n);
+    int32_t more[] = {r->second, (int32_t)r->label};
+    sha256_add(&h, r->id, (size_t)r->n * sizeof *r->id);
+    sha256_add(&h, r->trained, (size_t)r->n);
+    if (r->second || r->label) sha256_add(&h, more, sizeof more); /* the hash of other sets stays */
     sha256_end(&h, out);
     memcpy(&first, out, sizeof first);
     return first;

@@ -3,6 +3,7 @@
 #define TANDEM_ENGINE_DATA_SEEN_H
 
 #include "engine/base/sha256.h"
+#include "engine/data/dataset.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -17,7 +18,7 @@ struct seen {
 int seen_add(struct seen *, uint64_t digest);
 void seen_free(struct seen *);
 
-/* The digest of a row of n tokens, whole in *out.  @return its first 64 bits. */
-uint64_t seen_digest(const int32_t *id, const uint8_t *trained, uint32_t n, unsigned char out[SHA256_BYTES]);
+/* The digest of a row, whole in *out.  @return its first 64 bits. */
+uint64_t seen_digest(const struct dataset_row *, unsigned char out[SHA256_BYTES]);
 
 #endif

@@ -15,6 +15,20 @@ bool train_board_wants_groups(const struct train_event *ev)
     return ev->kind == TRAIN_STEP && ev->n_group_norms && (ev->step % every == 0 || ev->step == ev->steps);
 }
 
+enum { TAG = TRAIN_GROUP_NAME_MAX + 16 };
+
+/* @return the number of scalars appended to v; tag: their names. */
+static size_t put_rewards(struct tfevents_scalar *v, char (*tag)[TAG], const char *where, const struct train_event *ev)
+{
+    struct train_reward r[TRAIN_REWARDS];
+    int n = train_rewards_list(&ev->rewards, r);
+    for (int i = 0; i < n; i++) {
+        snprintf(tag[i], TAG, "%s/%s", where, r[i].name);
+        v[i] = (struct tfevents_scalar){tag[i], r[i].v};
+    }
+    return (size_t)n;
+}
+
 static int add_step(struct tfevents *f, const struct train_event *ev, struct err *e)
 {
     const struct tfevents_scalar one[] = {
@@ -37,10 +51,11 @@ static int add_step(struct tfevents *f, const struct train_event *ev, struct err
         {"memory/device_peak_bytes", (double)ev->usage.device_peak}, /* last: 0 without such a device */
     };
     size_t n = sizeof one / sizeof *one, groups = train_board_wants_groups(ev) ? ev->n_group_norms : 0;
-    struct tfevents_scalar *v = mem_array(n + groups, sizeof *v);
-    char(*tag)[TRAIN_GROUP_NAME_MAX + 16] = mem_array(groups + 1, sizeof *tag);
+    struct tfevents_scalar *v = mem_array(n + TRAIN_REWARDS + groups, sizeof *v);
+    char(*tag)[TAG] = mem_array(groups + TRAIN_REWARDS, sizeof *tag);
     memcpy(v, one, sizeof one);
     if (!ev->usage.device_peak) n--;
+    n += put_rewards(v + n, tag + groups, "train", ev);
     for (size_t i = 0; i < groups; i++) {
         snprintf(tag[i], sizeof tag[i], "grad_norm/%s", ev->group_norm[i].name);
         v[n++] = (struct tfevents_scalar){tag[i], ev->group_norm[i].norm};
@@ -53,7 +68,10 @@ static int add_step(struct tfevents *f, const struct train_event *ev, struct err
 
 int train_board_add(struct tfevents *f, const struct train_event *ev, struct err *e)
 {
-    const struct tfevents_scalar eval[] = {{"eval/loss", ev->eval_loss}, {"eval/accuracy", ev->eval_accuracy}};
+    struct tfevents_scalar eval[2 + TRAIN_REWARDS] = {{"eval/loss", ev->eval_loss},
+                                                      {"eval/accuracy", ev->eval_accuracy}};
+    char tag[TRAIN_REWARDS][TAG];
     if (ev->kind == TRAIN_STEP) return add_step(f, ev, e);
-    return ev->kind == TRAIN_EVAL ? tfevents_add(f, ev->step, eval, 2, e) : 0;
+    if (ev->kind != TRAIN_EVAL) return 0;
+    return tfevents_add(f, ev->step, eval, 2 + put_rewards(eval + 2, tag, "eval", ev), e);
 }

@@ -22,6 +22,7 @@ struct train_event train_event_of(const struct train *t, enum train_event_kind k
         .steps = total,
         .epoch = epoch + in_epoch,
         .loss = NAN,
+        .rewards = {NAN, NAN, NAN, NAN, NAN},
         .accuracy = NAN,
         .grad_norm = NAN,
         .tokens = s->tokens,
@@ -43,6 +44,19 @@ const char *train_part_name(enum train_part p)
 {
     static const char *const names[] = {"data", "forward", "backward", "optimizer", "wait", "other"};
     return names[p];
+}
+
+int train_rewards_list(const struct train_rewards *r, struct train_reward out[TRAIN_REWARDS])
+{
+    const struct train_reward all[TRAIN_REWARDS] = {{"rewards/chosen", r->chosen},
+                                                    {"rewards/rejected", r->rejected},
+                                                    {"rewards/accuracies", r->accuracies},
+                                                    {"rewards/margins", r->margins},
+                                                    {"kl", r->kl}};
+    int n = 0;
+    for (int i = 0; i < TRAIN_REWARDS; i++)
+        if (!isnan(all[i].v)) out[n++] = all[i];
+    return n;
 }
 
 void train_note_peaks(struct train *t, bool now)

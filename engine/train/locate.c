@@ -15,7 +15,6 @@ enum { LOOK_FLOATS = 1 << 21 }; /* copied to the host at once */
 struct finder {
     struct op_watch watch; /* first */
     struct train *t;
-    const struct microbatches_step *step;
     uint32_t micro; /* its first unit */
     float *host;    /* owned */
     size_t cap_host;
@@ -175,7 +174,7 @@ static void put_row(struct buf *b, const struct finder *f)
     const struct train_rows *rows = &f->t->rows;
     int token = f->target < 0 ? f->row : m->row[f->target + f->row], seq = 0;
     while (seq + 1 < m->n_seqs && m->q_start[seq + 1] <= token) seq++;
-    uint32_t which = f->step->row[f->step->start[f->micro] + (uint32_t)seq];
+    uint32_t which = m->seq[seq].row;
     struct dataset_row row = dataset_row(rows->set, rows->index[which]);
     const char *source = dataset_row_source(rows->set, rows->index[which]);
     buf_printf(b, ", in the row of line %llu of %s (its token %d", (unsigned long long)row.line,
@@ -207,7 +206,7 @@ bool train_locate(struct train *t, int64_t step, struct buf *out)
 {
     prefetch_wait(t->next);
     struct microbatches_step b = train_rows_step(&t->rows, step);
-    struct finder f = {.watch = {.wrote = wrote, .target = -1}, .t = t, .step = &b};
+    struct finder f = {.watch = {.wrote = wrote, .target = -1}, .t = t};
     struct err e = {0};
     float scale = (float)(1 / (double)train_rows_targets(&t->rows, &b));
     uint64_t tokens = 0;

@@ -30,7 +30,16 @@ static enum outcome asked(struct train *t)
 struct sums {
     double loss; /* sum over all targets */
     int64_t hits, targets, tokens, rows, micro_batches;
+    struct objective_sums preferences;
 };
+
+/* The objective of a step of `next`'s rows. */
+static int begin_objective(struct train *t, struct prefetch *next, int64_t step, struct err *e)
+{
+    bool eval = next == t->next_eval;
+    t->objective.known = eval ? t->eval_reference.v : t->reference.v;
+    return t->preferences && t->objective.singles ? train_reference_kl(t, eval, step, e) : 0;
+}
 
 /* Runs the micro-batches of a step; with back also computes the gradients of the mean loss over the step's targets. */
 static enum outcome run_step(struct train *t, struct prefetch *next, int64_t step, bool back, struct sums *sum,
@@ -38,14 +47,18 @@ static enum outcome run_step(struct train *t, struct prefetch *next, int64_t ste
 {
     const struct prefetched *b;
     uint32_t unit = 0;
+    if (begin_objective(t, next, step, e)) return FAILED;
     do {
         enum outcome o = asked(t);
         if (o != GO_ON) return o;
         b = prefetch_take(next, step, unit);
         step_clock_read(t->tm.clock, TRAIN_DATA);
+        t->objective.rows = b->n_rows;
+        t->objective.chosen_tokens = b->chosen_tokens;
         struct train_loss l = train_model_run(&t->tm, &b->micro, back, (float)(1 / (double)b->targets));
         step_clock_read(t->tm.clock, TRAIN_BACKWARD);
         if (train_device_failed(t, e)) return FAILED;
+        if (t->preferences) objective_add(&t->objective, &b->micro, t->tm.host_loss, &sum->preferences);
         /* one by one, so that the sum is the same for micro-batches of any size */
         for (int i = 0; i < b->micro.n_targets; i++) sum->loss += (double)t->tm.host_loss[i];
         sum->hits += l.hits;
@@ -186,6 +199,11 @@ static enum outcome compute_step(struct train *t, struct sums *sum, struct err *
     return o;
 }
 
+static double loss_of(const struct train *t, const struct sums *sum)
+{
+    return t->preferences ? objective_loss(&sum->preferences) : sum->loss / (double)sum->targets;
+}
+
 static enum outcome train_step(struct train *t, struct err *e)
 {
     struct sums sum = {0};
@@ -193,7 +211,7 @@ static enum outcome train_step(struct train *t, struct err *e)
     t->tm.dropout_seed = rng_at(t->p.seed, (uint64_t)STREAM_DROPOUT << 48 | (uint64_t)t->st.step);
     enum outcome o = compute_step(t, &sum, e);
     if (o != GO_ON) return o;
-    double norm = optim_grad_norm(&t->o), loss = sum.loss / (double)sum.targets;
+    double norm = optim_grad_norm(&t->o), loss = loss_of(t, &sum);
     double rate = optim_rate(&t->p, t->st.step, t->plan.steps) * t->st.rate_scale;
     bool good = isfinite(loss) && isfinite(norm);
     if (train_device_failed(t, e)) return FAILED;
@@ -210,6 +228,7 @@ static enum outcome train_step(struct train *t, struct err *e)
     t->st.skipped += !good;
     struct train_event ev = train_event_of(t, TRAIN_STEP);
     ev.loss = loss;
+    if (t->preferences) ev.rewards = objective_rewards(&t->objective, &sum.preferences);
     ev.accuracy = (double)sum.hits / (double)sum.targets;
     ev.grad_norm = norm;
     ev.group_norm = t->o.group;
@@ -264,7 +283,7 @@ static enum outcome evaluate(struct train *t, struct err *e)
     t->tm.residual_dropout = residual;
     if (t->o.avg) train_full_use(&t->full, &t->o, t->o.p);
     if (o != GO_ON) return o;
-    double loss = sum.loss / (double)sum.targets, accuracy = (double)sum.hits / (double)sum.targets;
+    double loss = loss_of(t, &sum), accuracy = (double)sum.hits / (double)sum.targets;
     struct train_state *s = &t->st;
     bool best = isfinite(loss) && (s->best_step < 0 || loss < s->best_loss - t->p.min_improvement);
     s->evaluated = s->step;
@@ -278,6 +297,7 @@ static enum outcome evaluate(struct train *t, struct err *e)
     s->stopped = t->p.patience > 0 && s->worse >= t->p.patience;
     struct train_event ev = train_event_of(t, TRAIN_EVAL);
     ev.eval_loss = loss;
+    if (t->preferences) ev.rewards = objective_rewards(&t->objective, &sum.preferences);
     ev.eval_accuracy = accuracy;
     ev.best = best;
     t->fn(t->arg, &ev);
@@ -339,6 +359,16 @@ static void open_prefetch(struct train *t)
     if (t->eval.n) t->next_eval = prefetch_open(&t->eval, tokens, near, several, true);
 }
 
+/* The reference's log-probabilities, when they are needed. */
+static enum outcome open_objective(struct train *t, struct err *e)
+{
+    if (!t->preferences) return GO_ON;
+    t->tm.weigh = objective_weigh;
+    t->tm.weigh_arg = &t->objective;
+    if (!train_reference_open(t, e)) return GO_ON;
+    return asked(t) != GO_ON ? asked(t) : FAILED;
+}
+
 void train_run(struct train *t, train_event_fn *fn, void *arg)
 {
     struct err e = {0};
@@ -348,8 +378,9 @@ void train_run(struct train *t, train_event_fn *fn, void *arg)
     train_emit(t, TRAIN_PLAN, NULL);
     train_emit_warnings(t);
     if (t->resumed) train_emit(t, TRAIN_RESUMED, NULL);
+    enum outcome o = open_objective(t, &e);
     open_prefetch(t);
-    enum outcome o = loop(t, &e);
+    if (o == GO_ON) o = loop(t, &e);
     prefetch_close(t->next);
     prefetch_close(t->next_eval);
     t->next = t->next_eval = NULL;

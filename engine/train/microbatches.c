@@ -197,5 +197,5 @@ struct microbatches_step microbatches_step(struct microbatches *b, uint32_t step
         for (uint32_t i = 0; i < n; i = fill(b, b->row, i, n, cap)) b->micro_start[micro++] = i;
         b->micro_start[micro] = n;
     }
-    return (struct microbatches_step){b->row, b->micro_start, micro, n};
+    return (struct microbatches_step){b->row, b->micro_start, micro, n, row, b->start[step]};
 }

@@ -33,6 +33,8 @@ struct microbatches_step {
     const uint32_t *row; /* rows, as numbered in length */
     const uint32_t *start;
     uint32_t n_micro, n_rows;
+    const uint32_t *order; /* (n_rows) the same rows in the epoch's order, which does not depend on the micro-batches */
+    uint32_t first;        /* rows of the epoch before this step */
 };
 
 /* A step of the epoch computed last; valid until the next call. */

@@ -1,10 +1,12 @@
 #include "engine/train/model.h"
 
+#include "engine/base/mem.h"
 #include "engine/model/layer.h"
 #include "engine/train/op_chunks.h"
 #include "kernels/rng.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 /* ---- ops --------------------------------------------------------------------------------------------------------- */
 
@@ -713,6 +715,19 @@ static void upload(struct train_model *m, const struct micro *b, float scale)
     d->ops->upload(d, m->scale, m->host_loss, R * sizeof *m->scale);
 }
 
+/* The factors of the gradients are functions of all losses: the heads run once more for them, the layers do not. */
+static void weigh(struct train_model *m)
+{
+    size_t n = (size_t)m->b->n_targets;
+    heads(m, false, here(m, m->dx));
+    if (m->d->ops->finish(m->d)) return;
+    m->d->ops->download(m->d, m->host_loss, m->loss, n * sizeof *m->loss);
+    float *factor = mem_array(n, sizeof *factor);
+    m->weigh(m->weigh_arg, m->b, m->host_loss, factor);
+    m->d->ops->upload(m->d, m->scale, factor, n * sizeof *factor);
+    free(factor);
+}
+
 static void backward(struct train_model *m, struct mat dx)
 {
     int last = m->c->layers - 1;
@@ -750,6 +765,7 @@ struct train_loss train_model_run(struct train_model *m, const struct micro *b, 
         layer_forward(m, l, &m->kept[m->recompute ? 0 : l], layer_input(m, l), layer_input(m, l + 1));
     step_clock_read(m->clock, TRAIN_FORWARD);
     struct mat dx = here(m, m->dx);
+    if (back && m->weigh) weigh(m);
     if (back) chunked_zero(chunks_of(m), dx);
     heads(m, back, dx);
     step_clock_divide(m->clock, TRAIN_FORWARD, !back ? 1 : m->grads ? 1.0 / 3 : 0.5, TRAIN_BACKWARD);

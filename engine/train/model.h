@@ -31,6 +31,12 @@
 /* ---- a micro-batch --------------------------------------------------------------------------------------------- */
 
 /* Host memory. */
+struct micro_seq {
+    int32_t target;  /* the first of its targets */
+    uint32_t row;    /* of the job's rows; of a pair both sequences are of one, the chosen one first */
+    bool undesirable; /* its label */
+};
+
 struct micro {
     int n_tokens, n_seqs, n_targets;
     int near_len;      /* of the model */
@@ -38,6 +44,8 @@ struct micro {
     int32_t *q_start;  /* (n_seqs + 1) */
     int32_t *row;      /* (n_targets) tokens whose successor is a target */
     int32_t *target;   /* (n_targets) ids of those successors */
+    struct micro_seq *seq; /* (n_seqs + 1) */
+    uint8_t *answer;   /* (n_targets) whether it is part of an answer; 0: of the prompt before a chosen one */
     float *weight;     /* (n_targets) of each target's gradient, any sign; NULL: all 1 */
     int n_units; /* sums over tokens are made unit by unit, so that they do not depend on how many are in a micro-batch
                   */
@@ -75,6 +83,9 @@ struct train_model {
     bool half;                /* gemms may round to bf16 */
     bool recompute;
     int max_tokens;
+    /* Sets each target's factor of the gradient of -log p from -log p, after the forward pass; NULL: it is `scale`. */
+    void (*weigh)(void *arg, const struct micro *, const float *loss, float *factor);
+    void *weigh_arg;
     struct train_exact exact; /* with kv_type set: the forward pass is serving's, and there is no dropout */
 
     /* set by open */

@@ -29,6 +29,7 @@ static int open_data(struct train_offline *o, const struct train_offline_config 
     options.max_length = c->p.max_length < mc->max_len ? c->p.max_length : mc->max_len;
     if (options.max_length < 2) options.max_length = 2; /* train_open reports the error */
     options.seed = c->p.seed;
+    options.format = train_data_format(c->p.method, options.format);
     options.cache_dir = cache;
     options.threads = o->model.d->threads;
     int rc = dir_make(c->dir, e);
@@ -110,10 +111,14 @@ void train_offline_close(struct train_offline *o)
 void train_offline_clear(const char *dir)
 {
     char *checkpoints = file_join(dir, "checkpoints"), *cache = file_join(dir, "cache");
+    char *reference = file_join(dir, "reference");
     ckpt_prune(checkpoints, 0, -1);
+    ckpt_prune(reference, 0, -1);
     dir_remove(checkpoints);
+    dir_remove(reference);
     dir_remove(cache);
     rmdir(dir);
     free(checkpoints);
+    free(reference);
     free(cache);
 }

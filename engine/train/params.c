@@ -9,13 +9,13 @@
 
 void train_params_default(struct train_params *p, enum train_method method)
 {
-    bool full = method == TRAIN_FULL;
+    bool full = method == TRAIN_FULL, preferences = train_on_preferences(method), kto = method == TRAIN_KTO;
     *p = (struct train_params){
         .method = method,
         .epochs = 3,
         .batch_tokens = 2048,
         .max_length = 512,
-        .learning_rate = full ? 5e-5 : 2e-4,
+        .learning_rate = full ? 5e-5 : preferences ? 1e-5 : 2e-4,
         .schedule = SCHEDULE_COSINE,
         .warmup_ratio = 0.03,
         .warmup_steps = -1,
@@ -24,6 +24,10 @@ void train_params_default(struct train_params *p, enum train_method method)
         .beta2 = 0.999,
         .epsilon = 1e-8,
         .max_grad_norm = 1,
+        .beta = method == TRAIN_SIMPO ? 2 : preferences ? 0.1 : 0,
+        .gamma = method == TRAIN_SIMPO,
+        .desirable_weight = kto,
+        .undesirable_weight = kto,
         .lora_r = 16,
         .lora_alpha = 32,
         .targets = TARGET_ALL,
@@ -31,6 +35,12 @@ void train_params_default(struct train_params *p, enum train_method method)
         .group_by_length = true,
         .seed = 42,
     };
+}
+
+enum dataset_format train_data_format(enum train_method method, enum dataset_format given)
+{
+    if (given != DATASET_AUTO || !train_on_preferences(method)) return given;
+    return method == TRAIN_KTO ? DATASET_UNPAIRED : DATASET_PREFERENCE;
 }
 
 int train_batch_tokens(int rows, const struct dataset_report *r)
@@ -72,6 +82,11 @@ static const struct {
     {{"lora_r", 1, 256, false}, INT, AT(lora_r), true},
     {{"lora_alpha", 0, 4096, true}, DOUBLE, AT(lora_alpha), true},
     {{"lora_dropout", 0, 0.999, false}, DOUBLE, AT(lora_dropout), true},
+    {{"beta", 0, 1000, false}, DOUBLE, AT(beta), false}, /* above 0 where it counts */
+    {{"label_smoothing", 0, 0.499, false}, DOUBLE, AT(label_smoothing), false},
+    {{"gamma", 0, 1000, false}, DOUBLE, AT(gamma), false},
+    {{"desirable_weight", 0, 1000, false}, DOUBLE, AT(desirable_weight), false},
+    {{"undesirable_weight", 0, 1000, false}, DOUBLE, AT(undesirable_weight), false},
     {{"eval_fraction", 0, 0.5, false}, DOUBLE, AT(eval_fraction), false},
     {{"eval_steps", 0, 1e12, false}, INT64, AT(eval_steps), false},
     {{"save_steps", 0, 1e12, false}, INT64, AT(save_steps), false},
@@ -115,6 +130,28 @@ static int check_ranges(const struct train_params *p, bool lora, struct err *e)
     return 0;
 }
 
+/* A parameter of a method that is not this one is refused. */
+static int check_preferences(const struct train_params *p, struct err *e)
+{
+    enum train_method m = p->method;
+    const struct {
+        const char *name, *methods;
+        double v;
+        bool has;
+    } of[] = {
+        {"beta", "dpo, orpo, simpo and kto", p->beta, train_on_preferences(m)},
+        {"label_smoothing", "dpo and simpo", p->label_smoothing, m == TRAIN_DPO || m == TRAIN_SIMPO},
+        {"gamma", "simpo", p->gamma, m == TRAIN_SIMPO},
+        {"desirable_weight", "kto", p->desirable_weight, m == TRAIN_KTO},
+        {"undesirable_weight", "kto", p->undesirable_weight, m == TRAIN_KTO},
+    };
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++)
+        if (of[i].v > 0 && !of[i].has)
+            return err_set(e, ERR_INVALID, "%s is for method %s", of[i].name, of[i].methods);
+    if (train_on_preferences(m) && !(p->beta > 0)) return err_set(e, ERR_INVALID, "beta must be above 0");
+    return 0;
+}
+
 int train_params_check(struct train_params *p, const struct model_config *c, struct err *e)
 {
     bool lora = p->method != TRAIN_FULL;
@@ -123,7 +160,9 @@ int train_params_check(struct train_params *p, const struct model_config *c, str
     if (p->max_length > most)
         return err_set(e, ERR_INVALID, "max_length must be at most %d, the model's positions, not %d", most,
                        p->max_length);
-    if ((unsigned)p->method > TRAIN_FULL) return err_set(e, ERR_INVALID, "method must be lora, qlora or full");
+    if ((unsigned)p->method > TRAIN_KTO)
+        return err_set(e, ERR_INVALID, "method must be lora, qlora, full, dpo, orpo, simpo or kto");
+    if (check_preferences(p, e)) return e->code;
     if ((unsigned)p->schedule > SCHEDULE_COSINE)
         return err_set(e, ERR_INVALID, "schedule must be constant, linear or cosine");
     if (lora && !(p->targets & (TARGET_ALL | TARGET_PARAMETERS | TARGET_ENDS)))
@@ -220,6 +259,9 @@ uint64_t train_job_hash(const struct train_params *p, uint64_t data, uint64_t ev
     };
     uint64_t h = rng_mix(p->seed);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) h = mix_number(h, numbers[i]);
+    const double preferences[] = {p->beta, p->label_smoothing, p->gamma, p->desirable_weight, p->undesirable_weight};
+    for (size_t i = 0; train_on_preferences(p->method) && i < sizeof preferences / sizeof *preferences; i++)
+        h = mix_number(h, preferences[i]);
     /* not in the list: the hash of other jobs stays */
     if (p->exact) h = mix_number(h, 1);
     if (p->eval_on_start) h = mix_number(h, 2);

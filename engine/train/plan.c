@@ -184,6 +184,11 @@ int train_make_plan(struct train *t, struct err *e)
     if (rc) return rc;
     int most = microbatches_micro_max(t->rows.batches),
         most_eval = t->eval.n ? microbatches_micro_max(t->eval.batches) : 0;
+    if (t->preferences && t->objective.singles) {
+        int crossed = train_rows_crossed_max(&t->rows), of_eval = train_rows_crossed_max(&t->eval);
+        most = most > crossed ? most : crossed;
+        most_eval = most_eval > of_eval ? most_eval : of_eval;
+    }
     t->tm = (struct train_model){.c = &t->model->c,
                                  .w = t->lora_method ? &t->model->w : &t->full.w,
                                  .d = t->d,

@@ -58,6 +58,7 @@ static void prepare(struct prefetch *p, struct prefetched *s, int64_t step, uint
     s->from = from;
     s->to = end_of(p, from);
     s->targets = train_rows_targets(p->rows, &p->step);
+    s->chosen_tokens = train_rows_chosen(p->rows, &p->step);
     s->n_units = p->step.n_micro;
     s->n_rows = p->step.n_rows;
     micro_fill(&s->micro, p->rows, &p->step, from, s->to, tokens_before(p, from));

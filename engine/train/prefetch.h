@@ -13,6 +13,7 @@ struct prefetched {
     int64_t step;
     uint32_t from, to;
     int64_t targets;          /* of the whole step */
+    int64_t chosen_tokens;    /* of the whole step: train_rows_chosen */
     uint32_t n_units, n_rows; /* of the whole step */
 };
 

@@ -12,8 +12,8 @@ enum { STREAM_HELD_OUT = 7 }; /* random stream of the seed */
 
 /* ---- selection --------------------------------------------------------------------------------------------------- */
 
-/* @return the number of the row's targets within max_length tokens, 0: none; and the position of the last one. */
-static uint32_t look(const struct dataset_row *r, int max_length, uint32_t *last)
+/* @return the number of the sequence's targets within max_length tokens, 0: none; and the position of the last one. */
+static uint32_t look_at(const struct dataset_row *r, int max_length, uint32_t *last)
 {
     int n = r->n < max_length ? r->n : max_length;
     uint32_t count = 0;
@@ -23,21 +23,44 @@ static uint32_t look(const struct dataset_row *r, int max_length, uint32_t *last
     return count;
 }
 
-static void take(struct train_rows *to, uint32_t row, uint32_t length, uint32_t trained)
+/* The same of a row; of a pair both together, and *chosen is the first one's length. */
+static uint32_t look(const struct dataset_row *r, int max_length, uint32_t *length, uint32_t *chosen)
 {
+    *chosen = 0;
+    if (!r->second) return look_at(r, max_length, length);
+    struct dataset_row a = dataset_row_answer(r, false), b = dataset_row_answer(r, true);
+    uint32_t second, n_a = look_at(&a, max_length, chosen), n_b = look_at(&b, max_length, &second);
+    *length = *chosen + second;
+    return n_a && n_b ? n_a + n_b : 0;
+}
+
+/* Targets of a pair whose chosen prompt counts: all tokens of the chosen sequence but the first. */
+static uint32_t trained_with_prompt(const struct train_rows *r, uint32_t row, uint32_t chosen, uint32_t trained)
+{
+    struct dataset_row pair = dataset_row(r->set, row), a = dataset_row_answer(&pair, false);
+    uint32_t last;
+    return trained - look_at(&a, r->max_length, &last) + chosen;
+}
+
+static void take(struct train_rows *to, uint32_t row, uint32_t length, uint32_t chosen, uint32_t trained)
+{
+    if (to->texts) trained = trained_with_prompt(to, row, chosen, trained);
     to->index[to->n] = row;
+    to->chosen[to->n] = chosen;
     to->length[to->n] = length;
     to->trained[to->n++] = trained;
     to->tokens += length;
     to->targets += trained;
 }
 
-static void reserve(struct train_rows *r, const struct dataset *set, size_t n, int max_length)
+static void reserve(struct train_rows *r, const struct dataset *set, size_t n, int max_length, bool texts)
 {
     *r = (struct train_rows){.set = set, .epoch = -1, .max_length = max_length};
     r->index = mem_array(n, sizeof *r->index);
     r->length = mem_array(n, sizeof *r->length);
     r->trained = mem_array(n, sizeof *r->trained);
+    r->chosen = mem_array(n, sizeof *r->chosen);
+    r->texts = texts;
 }
 
 static int by_key(const void *a, const void *b)
@@ -51,6 +74,21 @@ static int stopped(const struct train_job *job, struct err *e)
     return job->stop && job->stop(job->stop_arg) ? err_set(e, ERR_FULL, "stopped before it began") : 0;
 }
 
+/* Pairs are for methods that train on them, labels for kto. */
+static int check_kind(const struct dataset *set, uint64_t i, const struct dataset_row *r, enum train_method m,
+                      struct err *e)
+{
+    bool singles = m == TRAIN_KTO, pairs = train_on_preferences(m) && !singles;
+    const char *wrong = pairs && !r->second          ? "this method trains on pairs, and it has no rejected answer"
+                        : singles && !r->label       ? "method kto trains on answers with a label, and it has none"
+                        : !pairs && r->second        ? "a pair of preferences, which methods dpo, orpo and simpo train on"
+                        : !singles && r->label       ? "its label is for method kto"
+                                                     : NULL;
+    const char *source = dataset_row_source(set, i);
+    if (!wrong) return 0;
+    return err_set(e, ERR_INVALID, "row of line %u of %.120s: %s", (unsigned)r->line, source ? source : "the data", wrong);
+}
+
 /* Ids are untrusted: they come from a file. */
 static int check_ids(const struct dataset *set, const struct train_job *job, int vocab, struct err *e)
 {
@@ -58,6 +96,7 @@ static int check_ids(const struct dataset *set, const struct train_job *job, int
     for (uint64_t i = 0, n = dataset_rows(set); i < n; i++) {
         struct dataset_row r = dataset_row(set, i);
         if (i % LOOK == 0 && stopped(job, e)) return e->code;
+        if (check_kind(set, i, &r, job->p.method, e)) return e->code;
         for (int k = 0; k < r.n; k++)
             if (r.id[k] < 0 || r.id[k] >= vocab)
                 return err_set(e, ERR_INVALID, "row %llu has the token id %d; the model has 0 to %d",
@@ -76,8 +115,8 @@ static uint64_t split(struct train_rows *to, struct train_rows *held, double fra
     if (fraction > 0) key = mem_array(rows, sizeof *key);
     for (uint64_t i = 0; key && i < rows; i++) {
         struct dataset_row r = dataset_row(set, i);
-        uint32_t last;
-        if (look(&r, p->max_length, &last)) key[n++] = rng_at(seed, dataset_row_origin(set, i));
+        uint32_t last, chosen;
+        if (look(&r, p->max_length, &last, &chosen)) key[n++] = rng_at(seed, dataset_row_origin(set, i));
     }
     if (key && n) {
         want = (uint64_t)llround(fraction * (double)n);
@@ -87,12 +126,12 @@ static uint64_t split(struct train_rows *to, struct train_rows *held, double fra
     }
     for (uint64_t i = 0; i < rows; i++) {
         struct dataset_row r = dataset_row(set, i);
-        uint32_t last, trained = look(&r, p->max_length, &last);
+        uint32_t last, chosen, trained = look(&r, p->max_length, &last, &chosen);
         bool out = want && rng_at(seed, dataset_row_origin(set, i)) <= limit;
         if (!trained)
             left_out++;
         else
-            take(out ? held : to, (uint32_t)i, last, trained);
+            take(out ? held : to, (uint32_t)i, last, chosen, trained);
     }
     free(key);
     return left_out;
@@ -129,8 +168,10 @@ int train_rows_open(struct train_rows *train, struct train_rows *eval, const str
     int rc = check_ids(job->data, job, vocab, e);
     if (!rc && job->eval && (rc = check_ids(job->eval, job, vocab, e))) err_prefix(e, "evaluation data");
     if (rc) return rc;
-    reserve(train, job->data, n, p->max_length);
-    reserve(eval, job->eval ? job->eval : job->data, job->eval || p->eval_fraction > 0 ? n_eval : 0, p->max_length);
+    bool texts = p->method == TRAIN_ORPO;
+    reserve(train, job->data, n, p->max_length, texts);
+    reserve(eval, job->eval ? job->eval : job->data, job->eval || p->eval_fraction > 0 ? n_eval : 0, p->max_length,
+            texts);
     *left_out = split(train, eval, job->eval ? 0 : p->eval_fraction, p);
     if (job->eval) *left_out += split(eval, eval, 0, p);
     if (!train->n) return err_set(e, ERR_INVALID, "no row has a token to train on within max_length %d", p->max_length);
@@ -156,6 +197,7 @@ void train_rows_close(struct train_rows *r)
     free(r->index);
     free(r->length);
     free(r->trained);
+    free(r->chosen);
     free(r->before);
     free(r->whole);
     microbatches_free(r->batches);
@@ -191,6 +233,42 @@ int64_t train_rows_targets(const struct train_rows *r, const struct microbatches
     return n;
 }
 
+int64_t train_rows_chosen(const struct train_rows *r, const struct microbatches_step *s)
+{
+    int64_t n = 0;
+    for (uint32_t i = 0; i < s->n_rows; i++) n += r->chosen[s->row[i]];
+    return n;
+}
+
+/* ---- prompts with the answers of others ------------------------------------------------------------------------- */
+
+/* The number of tokens before the row's answer. */
+static int prompt_of(const struct dataset_row *r)
+{
+    int n = 1;
+    while (n < r->n && !r->trained[n]) n++;
+    return n;
+}
+
+int train_rows_crossed(const struct train_rows *r, uint32_t prompt, uint32_t answer)
+{
+    struct dataset_row a = dataset_row(r->set, r->index[prompt]), b = dataset_row(r->set, r->index[answer]);
+    int n = prompt_of(&a) + (int)r->length[answer] + 1 - prompt_of(&b);
+    return (n < r->max_length ? n : r->max_length) - 1;
+}
+
+int train_rows_crossed_max(const struct train_rows *r)
+{
+    int prompt = 0, answer = 0;
+    for (uint32_t i = 0; i < r->n; i++) {
+        struct dataset_row row = dataset_row(r->set, r->index[i]);
+        int n = prompt_of(&row), rest = (int)r->length[i] + 1 - n;
+        if (n > prompt) prompt = n;
+        if (rest > answer) answer = rest;
+    }
+    return (prompt + answer < r->max_length ? prompt + answer : r->max_length) - 1;
+}
+
 /* ---- a micro-batch ----------------------------------------------------------------------------------------------- */
 
 void micro_open(struct micro *m, int max_tokens, int near_len)
@@ -200,6 +278,8 @@ void micro_open(struct micro *m, int max_tokens, int near_len)
     int32_t **arrays[] = {&m->id, &m->pos, &m->q_start, &m->row, &m->target, &m->unit, &m->unit_target};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) *arrays[i] = mem_array(n, sizeof(int32_t));
     m->sampled = mem_array(n, sizeof *m->sampled);
+    m->seq = mem_array(n, sizeof *m->seq);
+    m->answer = mem_array(n, 1);
 }
 
 void micro_uniform(struct micro *m, int n_tokens, int len)
@@ -217,6 +297,8 @@ void micro_close(struct micro *m)
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
     free(m->weight);
     free(m->sampled);
+    free(m->seq);
+    free(m->answer);
     *m = (struct micro){0};
 }
 
@@ -227,33 +309,88 @@ int train_rows_tokens(const struct train_rows *r, const struct microbatches_step
     return (int)n;
 }
 
-/* Appends row `which`. */
-static void add_row(struct micro *m, const struct train_rows *r, uint32_t which)
+/* Appends a sequence that is one of a row's, or the row: `length` tokens and the one that they predict last.  With
+ * prompt, that is predicted, too. */
+static void add_sequence(struct micro *m, const struct train_rows *r, const struct dataset_row *row, uint32_t length,
+                         struct micro_seq of, bool prompt)
 {
-    struct dataset_row row = dataset_row(r->set, r->index[which]);
-    int first = rope_first_row(m->near_len, row.n < r->max_length ? row.n : r->max_length), t = m->n_tokens;
+    int first = rope_first_row(m->near_len, row->n < r->max_length ? row->n : r->max_length), t = m->n_tokens;
+    of.target = m->n_targets;
+    of.undesirable = row->label == DATASET_UNDESIRABLE;
+    m->seq[m->n_seqs] = of;
     m->q_start[m->n_seqs++] = t;
-    for (int at = 0; at < (int)r->length[which]; at++, t++) {
-        m->id[t] = row.id[at];
+    for (int at = 0; at < (int)length; at++, t++) {
+        m->id[t] = row->id[at];
         m->pos[t] = first + at;
-        if (!row.trained[at + 1]) continue;
+        if (!row->trained[at + 1] && !prompt) continue;
         m->row[m->n_targets] = t;
-        m->sampled[m->n_targets] = row.logprob ? row.logprob[at + 1] : NAN;
+        m->answer[m->n_targets] = row->trained[at + 1];
+        m->sampled[m->n_targets] = row->logprob ? row->logprob[at + 1] : NAN;
         m->n_sampled += !isnan(m->sampled[m->n_targets]);
-        m->target[m->n_targets++] = row.id[at + 1];
+        m->target[m->n_targets++] = row->id[at + 1];
     }
     m->q_start[m->n_seqs] = m->n_tokens = t;
+    m->seq[m->n_seqs].target = m->n_targets;
+}
+
+void micro_add(struct micro *m, const struct train_rows *r, uint32_t which)
+{
+    struct dataset_row row = dataset_row(r->set, r->index[which]), rejected;
+    struct micro_seq of = {.row = which};
+    if (!row.second) {
+        add_sequence(m, r, &row, r->length[which], of, false);
+        return;
+    }
+    rejected = dataset_row_answer(&row, true);
+    row = dataset_row_answer(&row, false);
+    add_sequence(m, r, &row, r->chosen[which], of, r->texts);
+    add_sequence(m, r, &rejected, r->length[which] - r->chosen[which], of, false);
+}
+
+void micro_add_crossed(struct micro *m, const struct train_rows *r, uint32_t prompt, uint32_t answer, uint32_t number)
+{
+    struct dataset_row a = dataset_row(r->set, r->index[prompt]), b = dataset_row(r->set, r->index[answer]);
+    int n = train_rows_crossed(r, prompt, answer) + 1, head = prompt_of(&a), skip = prompt_of(&b);
+    int32_t *id = mem_array((size_t)n, sizeof *id);
+    uint8_t *trained = mem_array((size_t)n, 1);
+    for (int i = 0; i < n; i++) {
+        id[i] = i < head ? a.id[i] : b.id[skip + i - head];
+        trained[i] = i >= head && b.trained[skip + i - head];
+    }
+    struct dataset_row row = {.id = id, .trained = trained, .n = n};
+    add_sequence(m, r, &row, (uint32_t)n - 1, (struct micro_seq){.row = number}, false);
+    free(id);
+    free(trained);
+}
+
+void micro_clear(struct micro *m)
+{
+    m->n_seqs = m->n_targets = m->n_tokens = m->n_units = m->n_sampled = 0;
+    m->first = 0;
+}
+
+static void begin_unit(struct micro *m)
+{
+    m->unit[m->n_units] = m->n_tokens;
+    m->unit_target[m->n_units++] = m->n_targets;
+}
+
+void micro_end(struct micro *m)
+{
+    m->unit[0] = m->unit_target[0] = 0;
+    m->unit[1] = m->n_tokens;
+    m->unit_target[1] = m->n_targets;
+    m->n_units = 1;
 }
 
 void micro_fill(struct micro *m, const struct train_rows *r, const struct microbatches_step *s, uint32_t from,
                 uint32_t to, uint64_t before)
 {
-    m->n_seqs = m->n_targets = m->n_tokens = m->n_units = m->n_sampled = 0;
+    micro_clear(m);
     m->first = before;
     for (uint32_t i = from; i < to; i++) {
-        m->unit[m->n_units] = m->n_tokens;
-        m->unit_target[m->n_units++] = m->n_targets;
-        for (uint32_t k = s->start[i]; k < s->start[i + 1]; k++) add_row(m, r, s->row[k]);
+        begin_unit(m);
+        for (uint32_t k = s->start[i]; k < s->start[i + 1]; k++) micro_add(m, r, s->row[k]);
     }
     m->unit[m->n_units] = m->n_tokens;
     m->unit_target[m->n_units] = m->n_targets;

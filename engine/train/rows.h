@@ -13,7 +13,10 @@ struct train_rows {
     uint32_t n;
     int max_length;             /* longer rows are truncated to it */
     uint32_t *index;            /* (n) indices of rows in the set */
-    uint32_t *length, *trained; /* (n) tokens to compute: those before the last target; number of targets */
+    uint32_t *length, *trained; /* (n) tokens to compute: those before the last target; number of targets.  Of a pair, of
+                                   both sequences together */
+    uint32_t *chosen;           /* (n) of pairs: those of the chosen one */
+    bool texts;                 /* the prompts of chosen sequences are targets, too (objective.h) */
     uint64_t tokens, targets;   /* sums */
     struct microbatches *batches;
     int epochs;
@@ -33,6 +36,11 @@ void train_rows_close(struct train_rows *);
 struct microbatches_step train_rows_step(struct train_rows *, int64_t step);
 int train_rows_epoch(const struct train_rows *, int64_t step); /* @return the epoch of the step */
 int64_t train_rows_targets(const struct train_rows *, const struct microbatches_step *);
+int64_t train_rows_chosen(const struct train_rows *, const struct microbatches_step *); /* tokens of chosen sequences */
+/* Tokens of the prompt of one row with the answer of another, as computed; at most max_length. */
+int train_rows_crossed(const struct train_rows *, uint32_t prompt, uint32_t answer);
+/* No such pair of rows has more. */
+int train_rows_crossed_max(const struct train_rows *);
 
 /* Tokens of micro-batch i of a step: a unit (params.h). */
 int train_rows_tokens(const struct train_rows *, const struct microbatches_step *, uint32_t i);
@@ -42,6 +50,12 @@ int train_rows_tokens(const struct train_rows *, const struct microbatches_step 
 void micro_open(struct micro *, int max_tokens, int near_len);
 void micro_fill(struct micro *, const struct train_rows *, const struct microbatches_step *, uint32_t from, uint32_t to,
                 uint64_t before);
+/* The same, row by row: cleared, filled with rows, and with the answers of others (sequence `number`), ended as one unit.
+ * The caller sees to it that they fit. */
+void micro_clear(struct micro *);
+void micro_add(struct micro *, const struct train_rows *, uint32_t row);
+void micro_add_crossed(struct micro *, const struct train_rows *, uint32_t prompt, uint32_t answer, uint32_t number);
+void micro_end(struct micro *);
 /* Sequences of len tokens, of which each is a target, n_tokens in all; the ids are left as they are: for dry runs. */
 void micro_uniform(struct micro *, int n_tokens, int len);
 void micro_close(struct micro *);

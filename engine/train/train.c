@@ -120,6 +120,8 @@ static struct train *train_new(const struct train_job *job, struct model *m, str
     struct train *t = mem_zalloc(sizeof *t);
     *t = (struct train){.job = *job, .p = job->p, .model = m, .d = m->d, .gate = gate, .saved = -1, .where_step = -1};
     t->lora_method = job->p.method != TRAIN_FULL;
+    t->preferences = train_on_preferences(job->p.method);
+    if (t->preferences) t->objective = objective_of(&job->p);
     t->job.from = copy_text(job->from);
     t->job.base_name = copy_text(job->base_name);
     t->job.model_dir = copy_text(job->model_dir);
@@ -174,6 +176,8 @@ void train_free(struct train *t)
     micro_close(&t->micro);
     if (t->took && t->d->ops->trim) t->d->ops->trim(t->d);
     free(t->best);
+    free(t->reference.v);
+    free(t->eval_reference.v);
     free(t->ckpt_dir);
     const char *texts[] = {t->job.from, t->job.base_name, t->job.model_dir, t->job.dir, t->job.out};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) free((char *)texts[i]);

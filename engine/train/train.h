@@ -10,6 +10,7 @@
 #define TANDEM_ENGINE_TRAIN_TRAIN_H
 
 #include "engine/base/err.h"
+#include "engine/data/dataset.h"
 #include "engine/model/lora_targets.h"
 
 #include <stdbool.h>
@@ -21,7 +22,9 @@ struct dataset_report;
 
 /* ---- what to do ------------------------------------------------------------------------------------------------ */
 
-enum train_method { TRAIN_LORA, TRAIN_QLORA, TRAIN_FULL }; /* qlora: lora that requires a quantised base */
+/* qlora: lora that requires a quantised base.  The last ones train an adapter on preferences (preference.h): on pairs,
+ * kto on answers with a label. */
+enum train_method { TRAIN_LORA, TRAIN_QLORA, TRAIN_FULL, TRAIN_DPO, TRAIN_ORPO, TRAIN_SIMPO, TRAIN_KTO };
 enum train_schedule { SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE };
 enum train_optimizer { OPTIMIZER_ADAMW, OPTIMIZER_MUON, OPTIMIZER_ADAMW_8BIT };
 enum train_recompute { RECOMPUTE_AUTO, RECOMPUTE_ON, RECOMPUTE_OFF }; /* gradient checkpointing */
@@ -53,6 +56,10 @@ struct train_params {
     double lora_alpha;              /* (0, 4096]; 32 */
     double lora_dropout;            /* 0 */
     bool use_rslora;
+    double beta;            /* of preferences: (0, 1000]; 0.1, simpo 2; 0 with other methods, as the next four */
+    double label_smoothing; /* dpo, simpo: [0, 0.5); 0 */
+    double gamma;           /* simpo: >= 0; 1 */
+    double desirable_weight, undesirable_weight; /* kto: >= 0; 1 */
     unsigned targets;       /* of enum lora_target; TARGET_ALL */
     bool packing;           /* pack a step's rows into as few micro-batches as possible; true */
     bool group_by_length;   /* without packing: a step has rows of similar length; true */
@@ -71,6 +78,13 @@ struct train_params {
 };
 
 void train_params_default(struct train_params *, enum train_method);
+static inline bool train_on_preferences(enum train_method m)
+{
+    return m >= TRAIN_DPO;
+}
+
+/* The format that the method's data have, where `given` is DATASET_AUTO. */
+enum dataset_format train_data_format(enum train_method, enum dataset_format given);
 /* @return batch_tokens of steps of about so many rows, by their average length. */
 int train_batch_tokens(int rows, const struct dataset_report *);
 
@@ -169,11 +183,28 @@ struct train_group_norm {
     double norm;
 };
 
+/* Means over the rows of a step or an evaluation, as TRL names them; NAN: the method has none. */
+struct train_rewards {
+    double chosen, rejected; /* kto: of the desirable and the undesirable answers; NAN: there is none */
+    double accuracies;       /* share of the pairs whose chosen answer has the larger reward */
+    double margins;          /* chosen - rejected */
+    double kl;               /* kto */
+};
+
+enum { TRAIN_REWARDS = 5 };
+struct train_reward {
+    const char *name; /* "rewards/chosen" ..., "kl" */
+    double v;
+};
+/* Those that there are.  @return their number. */
+int train_rewards_list(const struct train_rewards *, struct train_reward out[TRAIN_REWARDS]);
+
 struct train_event {
     enum train_event_kind kind;
     int64_t step, steps; /* done, of all */
     double epoch;
     double loss;      /* mean over the trained tokens of the step */
+    struct train_rewards rewards; /* STEP and EVAL */
     double accuracy;  /* of next-token prediction, teacher-forced */
     double grad_norm; /* before clipping */
     double learning_rate;

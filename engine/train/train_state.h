@@ -8,10 +8,12 @@
 #include "engine/train/full.h"
 #include "engine/train/lora.h"
 #include "engine/train/model.h"
+#include "engine/train/objective.h"
 #include "engine/train/op_chunks.h"
 #include "engine/train/optim.h"
 #include "engine/train/params.h"
 #include "engine/train/prefetch.h"
+#include "engine/train/reference.h"
 #include "engine/train/rows.h"
 #include "engine/train/scheduler_gate.h"
 #include "engine/train/speed.h"
@@ -56,7 +58,10 @@ struct train {
     int unit; /* most tokens of a unit; a micro-batch has one, or more (fit.c) */
     struct train_rows rows, eval;
     struct prefetch *next, *next_eval; /* of rows, eval, while the job runs; next_eval NULL: none */
-    struct micro micro;                /* for the dry run, and to replay a step */
+    struct micro micro; /* for the dry run, to replay a step, and for log-probabilities beside the steps */
+    bool preferences;
+    struct objective objective; /* with preferences */
+    struct reference reference, eval_reference; /* of rows, eval */
     struct train_plan plan;
     struct train_state st;
 
@@ -113,6 +118,12 @@ int train_load(struct train *, int64_t most, struct err *);
 /* result.c */
 int train_result_array(const struct train *); /* which array is evaluated and written */
 int train_write_result(struct train *, struct err *);
+
+/* reference.c: log-probabilities of preferences beside the steps.  The rows must be nobody else's. */
+/* Those of the reference, computed or read from the job's directory.  @return 0; ERR_FULL: a command came. */
+int train_reference_open(struct train *, struct err *e);
+/* kto: sets the objective's kl for a step of rows, or of eval.  @return 0, or *e. */
+int train_reference_kl(struct train *, bool eval, int64_t step, struct err *e);
 
 /* fit.c: how many units a micro-batch has: one, unless micro_tokens is MICRO_TOKENS_AUTO. */
 bool train_fits_units(const struct train *);          /* whether several, with the same result */

@@ -26,7 +26,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char usage[] = "tandem train --data FILE... --out DIR [--model DIR] [--method lora|qlora|full] [options]\n"
+static const char usage[] = "tandem train --data FILE... --out DIR [--model DIR] [--method lora|qlora|full|dpo|...] [options]\n"
                             "       tandem train --compare A B [--cost-per-hour PRICE] [--json]";
 static const char about[] =
     "Fine-tunes a model on rows of text, instructions or conversations, and writes a PEFT adapter (full: a model).\n"

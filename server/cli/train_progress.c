@@ -55,6 +55,12 @@ static void end_line(struct train_progress *p)
     p->line_open = false;
 }
 
+static void show_rewards(struct train_progress *p, const struct train_event *e)
+{
+    struct train_reward r[TRAIN_REWARDS];
+    for (int i = 0, n = train_rewards_list(&e->rewards, r); i < n; i++) fprintf(p->out, "  %s %.4g", r[i].name, r[i].v);
+}
+
 static void show_step(struct train_progress *p, const struct train_event *e)
 {
     if (isfinite(e->loss)) p->loss = isnan(p->loss) ? e->loss : 0.9 * p->loss + 0.1 * e->loss;
@@ -75,9 +81,11 @@ static void show_step(struct train_progress *p, const struct train_event *e)
     train_time_text(e->eta_s, eta);
     fprintf(
         p->out,
-        "step %lld of %lld  epoch %.2f  loss %.4f  accuracy %.3f  gradient %.3g  rate %.3g  %.0f tokens/s  %s left\n",
+        "step %lld of %lld  epoch %.2f  loss %.4f  accuracy %.3f  gradient %.3g  rate %.3g  %.0f tokens/s  %s left",
         (long long)e->step, (long long)e->steps, e->epoch, e->loss, e->accuracy, e->grad_norm, e->learning_rate,
         e->tokens_per_s, eta);
+    show_rewards(p, e);
+    fputc('\n', p->out);
 }
 
 static void show_plan(FILE *out, const struct train_plan *p)
@@ -165,8 +173,11 @@ void train_progress_show(struct train_progress *p, const struct train_event *e)
     case TRAIN_EVAL:
         p->eval_loss = e->eval_loss;
         if (e->best) p->best_loss = e->eval_loss;
-        fprintf(p->out, "step %lld: evaluation: loss %.4f, perplexity %.3f, accuracy %.3f%s\n", (long long)e->step,
-                e->eval_loss, exp(e->eval_loss), e->eval_accuracy, e->best ? ", the best so far" : "");
+        fprintf(p->out, "step %lld: evaluation: loss %.4f", (long long)e->step, e->eval_loss);
+        if (isnan(e->rewards.margins) && isnan(e->rewards.kl)) fprintf(p->out, ", perplexity %.3f", exp(e->eval_loss));
+        fprintf(p->out, ", accuracy %.3f%s", e->eval_accuracy, e->best ? ", the best so far" : "");
+        show_rewards(p, e);
+        fputc('\n', p->out);
         break;
     case TRAIN_SUCCEEDED:
     case TRAIN_PAUSED: show_summary(p, e); break;

@@ -95,6 +95,8 @@ static void put_last(struct buf *b, const struct train_event *ev)
     put_number(b, "epoch", ev->epoch);
     put_number(b, "loss", ev->loss);
     put_number(b, "accuracy", ev->accuracy);
+    struct train_reward r[TRAIN_REWARDS];
+    for (int i = 0, n = train_rewards_list(&ev->rewards, r); i < n; i++) put_number(b, r[i].name, r[i].v);
     put_number(b, "grad_norm", ev->grad_norm);
     put_number(b, "learning_rate", ev->learning_rate);
     put_number(b, "skipped_steps", (double)ev->skipped);

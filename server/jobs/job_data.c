@@ -122,7 +122,7 @@ int job_data_open(const struct app *app, const struct served_model *m, const cha
     const atomic_bool *stop = hooks->stop ? hooks->stop : &app->stopping;
     int n, rc = sources_of(dir, job_id, d, eval, stop, &source, &n, e);
     struct dataset_options options = {
-        .format = d->format,
+        .format = train_data_format(p->method, d->format),
         .map = d->map,
         .n_map = d->n_map,
         .max_length = p->max_length,

@@ -379,6 +379,17 @@ static void put_plan(struct event_work *w, const struct train_plan *p)
     if (!w->ev.steps) w->ev.steps = p->steps;
 }
 
+/* By TRL's names. */
+static void put_rewards(struct buf *d, const char *prefix, const struct train_rewards *rewards)
+{
+    struct train_reward r[TRAIN_REWARDS];
+    char name[40];
+    for (int i = 0, n = train_rewards_list(rewards, r); i < n; i++) {
+        snprintf(name, sizeof name, "%s%s", prefix, r[i].name);
+        put_number(d, name, r[i].v);
+    }
+}
+
 static void put_step(struct event_work *w)
 {
     const struct train_event *ev = &w->ev;
@@ -387,6 +398,7 @@ static void put_step(struct event_work *w)
     put_number(d, "epoch", ev->epoch);
     put_number(d, "loss", ev->loss);
     put_number(d, "accuracy", ev->accuracy);
+    put_rewards(d, "", &ev->rewards);
     put_number(d, "grad_norm", ev->grad_norm);
     put_number(d, "learning_rate", ev->learning_rate);
     put_number(d, "tokens_per_s", ev->tokens_per_s);
@@ -436,6 +448,7 @@ static void put_eval(struct event_work *w)
     put_number(d, "step", (double)w->ev.step);
     put_number(d, "eval_loss", w->ev.eval_loss);
     put_number(d, "eval_accuracy", w->ev.eval_accuracy);
+    put_rewards(d, "eval_", &w->ev.rewards);
     buf_printf(d, ",\"best\":%s", w->ev.best ? "true" : "false");
     buf_printf(&w->message, "Step %lld: evaluation loss=%.4g", (long long)w->ev.step, w->ev.eval_loss);
 }

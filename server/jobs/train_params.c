@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-const char *const train_method_names[] = {"lora", "qlora", "full"};
+const char *const train_method_names[] = {"lora", "qlora", "full", "dpo", "orpo", "simpo", "kto"};
 static const char *const schedule_names[] = {"constant", "linear", "cosine", NULL};
 static const char *const optimizer_names[] = {"adamw", "muon", "adamw_8bit", NULL};
 static const char *const recompute_names[] = {"auto", "on", "off", NULL};
@@ -90,6 +90,11 @@ static const struct field {
     {"lora_alpha", K_NUMBER, AT(lora_alpha), NULL},
     {"lora_dropout", K_NUMBER, AT(lora_dropout), NULL},
     {"use_rslora", K_BOOL, AT(use_rslora), NULL},
+    {"beta", K_NUMBER, AT(beta), NULL},
+    {"label_smoothing", K_NUMBER, AT(label_smoothing), NULL},
+    {"gamma", K_NUMBER, AT(gamma), NULL},
+    {"desirable_weight", K_NUMBER, AT(desirable_weight), NULL},
+    {"undesirable_weight", K_NUMBER, AT(undesirable_weight), NULL},
     {"target_modules", K_TARGETS, AT(targets), NULL},
     {"packing", K_BOOL, AT(packing), NULL},
     {"group_by_length", K_BOOL, AT(group_by_length), NULL},
@@ -109,7 +114,7 @@ enum { N_FIELDS = sizeof fields / sizeof *fields };
 
 bool train_method_parse(const char *name, enum train_method *out)
 {
-    for (int i = 0; i <= TRAIN_FULL; i++)
+    for (int i = 0; i <= TRAIN_KTO; i++)
         if (strcmp(name, train_method_names[i]) == 0) return *out = (enum train_method)i, true;
     return false;
 }

@@ -5,7 +5,7 @@
 #include "engine/train/train.h"
 #include "server/json/json.h"
 
-extern const char *const train_method_names[]; /* "lora", "qlora", "full" */
+extern const char *const train_method_names[]; /* by enum train_method */
 bool train_method_parse(const char *name, enum train_method *out);
 
 /* Overwrites *p (initialised by train_params_default) with the fields of `at`.  @return false and *at->e, which names

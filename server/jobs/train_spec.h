@@ -63,7 +63,7 @@ struct train_limits {
 int train_spec_read(struct train_spec *, const cJSON *tree, const struct train_limits *, struct err *e);
 /* @return 0, or *e: the method cannot train weights of this type. */
 int train_method_suits(enum train_method, const char *weight_type, struct err *e);
-/* @return "lora", "qlora", "full" or "draft". */
+/* @return "lora", "qlora", "full", "dpo"..., or "draft". */
 const char *train_spec_method(const struct train_spec *);
 /* Appends a file. */
 void data_spec_add(struct data_spec *, const char *name, int set);

@@ -43,6 +43,14 @@ void rows_add(struct dataset *s, const int32_t *id, const uint8_t *trained, int 
     for (int k = 0; k < n; k++) s->row[i].n_trained += trained[k];
 }
 
+void rows_add_preference(struct dataset *s, const int32_t *id, const uint8_t *trained, int n, int second,
+                         enum dataset_label label)
+{
+    rows_add(s, id, trained, n);
+    s->row[s->n - 1].second = second;
+    s->row[s->n - 1].label = label;
+}
+
 struct dataset *rows_make(uint64_t n, int vocab, uint64_t seed)
 {
     struct dataset *s = mem_zalloc(sizeof *s);

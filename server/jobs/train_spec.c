@@ -337,7 +337,7 @@ static bool read_gate(struct json_at *at, struct train_spec *s)
 {
     json_get_bool(at, "gate", &s->gate);
     if (at->e->code || !s->gate) return at->e->code == 0;
-    if (s->p.method == TRAIN_FULL) return wrong(at, "gate", "only for adapters: method lora or qlora");
+    if (s->p.method == TRAIN_FULL) return wrong(at, "gate", "only for adapters, not for methods full and draft");
     if (!s->eval.kind && !(s->p.eval_fraction > 0))
         return wrong(at, "gate", "needs rows that are held out: give `validation`, or set eval_fraction");
     s->p.eval_on_start = true;

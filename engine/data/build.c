@@ -113,8 +113,7 @@ static int put_sequence(const struct builder *w, struct batch *b, struct encoded
     size_t wanted = trained_end(x->trained, n);
     n = trained_end(x->trained, wanted > max ? max : wanted);
     *cut |= wanted > max;
-    if (!wanted)
-        return err_set(e, ERR_INVALID, "nothing to train on in %zu token%s", x->n, x->n == 1 ? "" : "s");
+    if (!wanted) return err_set(e, ERR_INVALID, "nothing to train on in %zu token%s", x->n, x->n == 1 ? "" : "s");
     if (!n) return err_set(e, ERR_INVALID, "no trained token within the first %zu of %zu (max_length)", max, wanted);
     const float *logprob = encoded_logprobs(x, 0, n);
     for (size_t i = 0; i < n; i++) {

@@ -31,7 +31,8 @@ struct dataset {
     uint64_t rows, hash;
 };
 
-static const char *const format_names[] = {"auto", "text", "completion", "alpaca", "messages", "sharegpt", "tokens", "preference", "unpaired"};
+static const char *const format_names[] = {"auto",     "text",   "completion", "alpaca",  "messages",
+                                           "sharegpt", "tokens", "preference", "unpaired"};
 
 const char *dataset_format_name(enum dataset_format f)
 {
@@ -119,7 +120,8 @@ static int part_open(struct cache *cache, const struct dataset_source *from, con
     rc = detect(&source, o, eos >= 0 ? tokenizer_spelling(tk, eos) : NULL, &d, e);
     bool pairs = !rc && (d.format == DATASET_PREFERENCE || d.format == DATASET_UNPAIRED);
     if (pairs && o->train_on_prompt)
-        rc = err_set(e, ERR_INVALID, "train_on_prompt: %s rows are trained on their answers", dataset_format_name(d.format));
+        rc = err_set(e, ERR_INVALID, "train_on_prompt: %s rows are trained on their answers",
+                     dataset_format_name(d.format));
     if (!rc) *bytes += d.bytes;
     if (!rc && *bytes > o->max_bytes)
         rc = err_set(e, ERR_INVALID, "%s: the files together have more than the limit of %.1f MB", source.name,

@@ -24,7 +24,8 @@ enum dataset_format {
     DATASET_MESSAGES,   /* {"messages": [{"role", "content", "weight"?}], "tools"?}; loss_weight as weight */
     DATASET_SHAREGPT,   /* {"conversations": [{"from", "value"}], "system"?} */
     DATASET_TOKENS,     /* {"input_ids", "labels"?, "logprobs"?} */
-    DATASET_PREFERENCE, /* {"prompt"?, "chosen", "rejected"}: as in completion; without a prompt it is what both begin with */
+    DATASET_PREFERENCE, /* {"prompt"?, "chosen", "rejected"}: as in completion; without a prompt it is what both begin
+                           with */
     DATASET_UNPAIRED    /* {"prompt", "completion", "label"}: the label is a boolean */
 };
 
@@ -117,8 +118,8 @@ struct dataset_row {
     int n;                  /* 2 .. max_length; of a pair: of both */
     int second;             /* of a pair: where the rejected sequence begins; 0: no pair */
     enum dataset_label label;
-    int n_trained;          /* >= 1 */
-    uint32_t line;          /* where the row begins in its file, 1-based; of an array the number of the element */
+    int n_trained; /* >= 1 */
+    uint32_t line; /* where the row begins in its file, 1-based; of an array the number of the element */
 };
 /* The chosen or the rejected sequence of a pair as a row of its own; of another row that itself, and nothing (n 0). */
 struct dataset_row dataset_row_answer(const struct dataset_row *, bool rejected);

@@ -2,9 +2,10 @@
 
 #include <string.h>
 
-static const char *const fields[] = {
-    "text",  "prompt",        "completion",   "instruction", "input",  "output",   "system",   "history",
-    "tools", "conversations", "conversation", "input_ids",   "labels", "logprobs", "messages", "chosen",   "rejected", "label",   NULL};
+static const char *const fields[] = {"text",         "prompt",    "completion", "instruction", "input",
+                                     "output",       "system",    "history",    "tools",       "conversations",
+                                     "conversation", "input_ids", "labels",     "logprobs",    "messages",
+                                     "chosen",       "rejected",  "label",      NULL};
 
 static bool is_field(const char *name)
 {

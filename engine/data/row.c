@@ -282,11 +282,21 @@ static int unpaired_read(struct row *r, const cJSON *row, struct err *e)
 
 /* ---- pairs ------------------------------------------------------------------------------------------------------- */
 
+/* As they are written: time and memory are linear, where comparing objects member by member can be exponential. */
+static bool same_message(const cJSON *a, const cJSON *b)
+{
+    char *x = cJSON_PrintUnformatted(a), *y = cJSON_PrintUnformatted(b);
+    bool same = x && y && strcmp(x, y) == 0;
+    cJSON_free(x);
+    cJSON_free(y);
+    return same;
+}
+
 /* How many messages both lists begin with. */
 static int common_messages(const cJSON *a, const cJSON *b)
 {
     int n = 0;
-    for (a = a->child, b = b->child; a && b && cJSON_Compare(a, b, true); a = a->next, b = b->next) n++;
+    for (a = a->child, b = b->child; a && b && same_message(a, b); a = a->next, b = b->next) n++;
     return n;
 }
 
@@ -327,8 +337,9 @@ static int text_answer(struct row *r, const cJSON *row, const char *prompt, cons
     if (!prompt) r->own_prompt = mem_strndup(text, shared);
     r->prompt = prompt ? prompt : r->own_prompt;
     r->text = text + shared;
-    return is_blank(r->text) ? err_set(e, ERR_INVALID, "\"%s\" is empty%s", name, shared ? " after what both begin with" : "")
-                             : 0;
+    return is_blank(r->text)
+               ? err_set(e, ERR_INVALID, "\"%s\" is empty%s", name, shared ? " after what both begin with" : "")
+               : 0;
 }
 
 int row_read_pair(struct row *chosen, struct row *rejected, const cJSON *row, struct err *e)
@@ -338,7 +349,7 @@ int row_read_pair(struct row *chosen, struct row *rejected, const cJSON *row, st
     *chosen = *rejected = (struct row){0};
     if (!cJSON_IsObject(row)) return err_set(e, ERR_INVALID, "a row must be an object, this is %s", type_of(row));
     if (!yes || !no) return err_set(e, ERR_INVALID, "no \"%s\"", yes ? "rejected" : "chosen");
-    if (cJSON_Compare(yes, no, true)) return err_set(e, ERR_INVALID, "\"chosen\" and \"rejected\" are the same");
+    if (same_message(yes, no)) return err_set(e, ERR_INVALID, "\"chosen\" and \"rejected\" are the same");
     if (cJSON_IsArray(yes) && cJSON_IsArray(no)) {
         /* a prompt that is a text only repeats what the messages say, as in TRL */
         bool given = cJSON_IsArray(prompt);
@@ -352,7 +363,8 @@ int row_read_pair(struct row *chosen, struct row *rejected, const cJSON *row, st
         return err_set(e, ERR_INVALID, "\"chosen\" is %s and \"rejected\" %s: both must be texts, or lists of messages",
                        type_of(yes), type_of(no));
     int rc = string_of(row, "prompt", false, &text, e);
-    size_t shared = !text && cJSON_IsString(yes) && cJSON_IsString(no) ? common_text(yes->valuestring, no->valuestring) : 0;
+    size_t shared =
+        !text && cJSON_IsString(yes) && cJSON_IsString(no) ? common_text(yes->valuestring, no->valuestring) : 0;
     if (!rc) rc = text_answer(chosen, row, text, "chosen", shared, e);
     return rc ? rc : text_answer(rejected, row, text, "rejected", shared, e);
 }

@@ -32,21 +32,21 @@
 
 /* Host memory. */
 struct micro_seq {
-    int32_t target;  /* the first of its targets */
-    uint32_t row;    /* of the job's rows; of a pair both sequences are of one, the chosen one first */
+    int32_t target;   /* the first of its targets */
+    uint32_t row;     /* of the job's rows; of a pair both sequences are of one, the chosen one first */
     bool undesirable; /* its label */
 };
 
 struct micro {
     int n_tokens, n_seqs, n_targets;
-    int near_len;      /* of the model */
-    int32_t *id, *pos; /* (T) pos: rows of the tables of positions */
-    int32_t *q_start;  /* (n_seqs + 1) */
-    int32_t *row;      /* (n_targets) tokens whose successor is a target */
-    int32_t *target;   /* (n_targets) ids of those successors */
+    int near_len;          /* of the model */
+    int32_t *id, *pos;     /* (T) pos: rows of the tables of positions */
+    int32_t *q_start;      /* (n_seqs + 1) */
+    int32_t *row;          /* (n_targets) tokens whose successor is a target */
+    int32_t *target;       /* (n_targets) ids of those successors */
     struct micro_seq *seq; /* (n_seqs + 1) */
-    uint8_t *answer;   /* (n_targets) whether it is part of an answer; 0: of the prompt before a chosen one */
-    float *weight;     /* (n_targets) of each target's gradient, any sign; NULL: all 1 */
+    uint8_t *answer;       /* (n_targets) whether it is part of an answer; 0: of the prompt before a chosen one */
+    float *weight;         /* (n_targets) of each target's gradient, any sign; NULL: all 1 */
     int n_units; /* sums over tokens are made unit by unit, so that they do not depend on how many are in a micro-batch
                   */
     int32_t *unit, *unit_target; /* (n_units + 1) the first token, the first target of each */

@@ -74,8 +74,7 @@ void objective_add(const struct objective *o, const struct micro *b, const float
 /* The gradient of -log p of a sequence's targets; d: the derivative of the loss by the sum of its answer's log p. */
 static void put_factors(const struct micro *b, int i, double d, double of_text, float *factor)
 {
-    for (int t = b->seq[i].target; t < b->seq[i + 1].target; t++)
-        factor[t] = (float)(of_text - (b->answer[t] ? d : 0));
+    for (int t = b->seq[i].target; t < b->seq[i + 1].target; t++) factor[t] = (float)(of_text - (b->answer[t] ? d : 0));
 }
 
 void objective_weigh(void *arg, const struct micro *b, const float *loss, float *factor)

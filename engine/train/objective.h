@@ -10,7 +10,7 @@ struct objective {
     struct preference p;
     bool singles;   /* kto: answers with a label, not pairs */
     bool reference; /* its loss needs the reference's log-probabilities */
-    bool texts;     /* orpo: plus the mean -log p of the chosen texts' tokens, those of the prompt included, as in TRL */
+    bool texts; /* orpo: plus the mean -log p of the chosen texts' tokens, those of the prompt included, as in TRL */
     /* of the present step */
     int64_t rows, chosen_tokens; /* of the whole step; chosen_tokens: train_rows_chosen */
     double kl;

@@ -7,6 +7,11 @@
 #include <stddef.h>
 #include <string.h>
 
+static double default_beta(enum train_method m)
+{
+    return m == TRAIN_SIMPO ? 2 : train_on_preferences(m) ? 0.1 : 0;
+}
+
 void train_params_default(struct train_params *p, enum train_method method)
 {
     bool full = method == TRAIN_FULL, preferences = train_on_preferences(method), kto = method == TRAIN_KTO;
@@ -15,7 +20,9 @@ void train_params_default(struct train_params *p, enum train_method method)
         .epochs = 3,
         .batch_tokens = 2048,
         .max_length = 512,
-        .learning_rate = full ? 5e-5 : preferences ? 1e-5 : 2e-4,
+        .learning_rate = full          ? 5e-5
+                         : preferences ? 1e-5
+                                       : 2e-4,
         .schedule = SCHEDULE_COSINE,
         .warmup_ratio = 0.03,
         .warmup_steps = -1,
@@ -24,7 +31,7 @@ void train_params_default(struct train_params *p, enum train_method method)
         .beta2 = 0.999,
         .epsilon = 1e-8,
         .max_grad_norm = 1,
-        .beta = method == TRAIN_SIMPO ? 2 : preferences ? 0.1 : 0,
+        .beta = default_beta(method),
         .gamma = method == TRAIN_SIMPO,
         .desirable_weight = kto,
         .undesirable_weight = kto,
@@ -82,7 +89,7 @@ static const struct {
     {{"lora_r", 1, 256, false}, INT, AT(lora_r), true},
     {{"lora_alpha", 0, 4096, true}, DOUBLE, AT(lora_alpha), true},
     {{"lora_dropout", 0, 0.999, false}, DOUBLE, AT(lora_dropout), true},
-    {{"beta", 0, 1000, false}, DOUBLE, AT(beta), false}, /* above 0 where it counts */
+    {{"beta", 0, 1000, false}, DOUBLE, AT(beta), false},
     {{"label_smoothing", 0, 0.499, false}, DOUBLE, AT(label_smoothing), false},
     {{"gamma", 0, 1000, false}, DOUBLE, AT(gamma), false},
     {{"desirable_weight", 0, 1000, false}, DOUBLE, AT(desirable_weight), false},
@@ -130,8 +137,7 @@ static int check_ranges(const struct train_params *p, bool lora, struct err *e)
     return 0;
 }
 
-/* A parameter of a method that is not this one is refused. */
-static int check_preferences(const struct train_params *p, struct err *e)
+const char *train_preferences_wrong(const struct train_params *p, const char **methods)
 {
     enum train_method m = p->method;
     const struct {
@@ -139,17 +145,15 @@ static int check_preferences(const struct train_params *p, struct err *e)
         double v;
         bool has;
     } of[] = {
-        {"beta", "dpo, orpo, simpo and kto", p->beta, train_on_preferences(m)},
-        {"label_smoothing", "dpo and simpo", p->label_smoothing, m == TRAIN_DPO || m == TRAIN_SIMPO},
+        {"beta", "dpo, orpo, simpo or kto", p->beta, train_on_preferences(m)},
+        {"label_smoothing", "dpo or simpo", p->label_smoothing, m == TRAIN_DPO || m == TRAIN_SIMPO},
         {"gamma", "simpo", p->gamma, m == TRAIN_SIMPO},
         {"desirable_weight", "kto", p->desirable_weight, m == TRAIN_KTO},
         {"undesirable_weight", "kto", p->undesirable_weight, m == TRAIN_KTO},
     };
     for (size_t i = 0; i < sizeof of / sizeof *of; i++)
-        if (of[i].v > 0 && !of[i].has)
-            return err_set(e, ERR_INVALID, "%s is for method %s", of[i].name, of[i].methods);
-    if (train_on_preferences(m) && !(p->beta > 0)) return err_set(e, ERR_INVALID, "beta must be above 0");
-    return 0;
+        if (of[i].v > 0 && !of[i].has) return *methods = of[i].methods, of[i].name;
+    return NULL;
 }
 
 int train_params_check(struct train_params *p, const struct model_config *c, struct err *e)
@@ -162,7 +166,9 @@ int train_params_check(struct train_params *p, const struct model_config *c, str
                        p->max_length);
     if ((unsigned)p->method > TRAIN_KTO)
         return err_set(e, ERR_INVALID, "method must be lora, qlora, full, dpo, orpo, simpo or kto");
-    if (check_preferences(p, e)) return e->code;
+    const char *methods, *wrong = train_preferences_wrong(p, &methods);
+    if (wrong) return err_set(e, ERR_INVALID, "%s is for method %s", wrong, methods);
+    if (!p->beta) p->beta = default_beta(p->method);
     if ((unsigned)p->schedule > SCHEDULE_COSINE)
         return err_set(e, ERR_INVALID, "schedule must be constant, linear or cosine");
     if (lora && !(p->targets & (TARGET_ALL | TARGET_PARAMETERS | TARGET_ENDS)))

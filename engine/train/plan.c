@@ -170,6 +170,7 @@ int train_make_plan(struct train *t, struct err *e)
 {
     uint64_t left_out = 0;
     int rc = train_params_check(&t->p, &t->model->c, e);
+    if (!rc && t->preferences) t->objective = objective_of(&t->p);
     if (!rc) rc = check_base(t, e);
     if (!rc) rc = train_rows_open(&t->rows, &t->eval, &t->job, &t->p, t->model->c.vocab, &left_out, e);
     if (rc) return rc;

@@ -82,8 +82,8 @@ struct preference_value preference_pair(const struct preference *p, const struct
 }
 
 /* Equation 8 of the paper. */
-struct preference_value preference_single(const struct preference *p, const struct preference_answer *a,
-                                          bool desirable, double kl)
+struct preference_value preference_single(const struct preference *p, const struct preference_answer *a, bool desirable,
+                                          double kl)
 {
     double ratio = a->sum - a->reference, weight = desirable ? p->desirable_weight : p->undesirable_weight;
     double s = sigmoid(p->beta * (desirable ? ratio - kl : kl - ratio)), d = weight * p->beta * s * (1 - s);

@@ -16,12 +16,13 @@ enum preference_loss {
 struct preference {
     enum preference_loss loss;
     double beta;
-    double label_smoothing; /* dpo, simpo: the probability that a pair is the wrong way round */
-    double gamma;           /* simpo: the margin of the rewards */
+    double label_smoothing;                      /* dpo, simpo: the probability that a pair is the wrong way round */
+    double gamma;                                /* simpo: the margin of the rewards */
     double desirable_weight, undesirable_weight; /* kto */
 };
 
-/* An answer: the sum of log p over its n >= 1 tokens, and the same of the reference, which orpo and simpo do not read. */
+/* An answer: the sum of log p over its n >= 1 tokens, and the same of the reference, which orpo and simpo do not read.
+ */
 struct preference_answer {
     double sum, reference;
     int n;

@@ -38,8 +38,7 @@ static int64_t some_rows(struct train *t, const struct train_rows *rows, double 
     int64_t end = from;
     int each = t->objective.singles ? 1 : 2;
     micro_clear(m);
-    do
-        micro_add(m, rows, (uint32_t)end++);
+    do micro_add(m, rows, (uint32_t)end++);
     while (end < rows->n && m->n_tokens + (int)rows->length[end] <= t->tm.max_tokens);
     if (run_plain(t, !t->job.from, e)) return e->code;
     for (int i = 0; i < m->n_seqs; i++)
@@ -54,8 +53,7 @@ static int crossed(struct train *t, struct train_rows *rows, int64_t step, bool 
     struct micro *m = &t->micro;
     for (uint32_t k = 0; k < s.n_rows;) {
         micro_clear(m);
-        do
-            micro_add_crossed(m, rows, s.order[k], s.order[(k + s.n_rows - 1) % s.n_rows], k);
+        do micro_add_crossed(m, rows, s.order[k], s.order[(k + s.n_rows - 1) % s.n_rows], k);
         while (++k < s.n_rows &&
                m->n_tokens + train_rows_crossed(rows, s.order[k], s.order[k - 1]) <= t->tm.max_tokens);
         if (run_plain(t, base, e)) return e->code;
@@ -105,7 +103,8 @@ static int parts_of(struct train *t, struct ckpt_part part[2])
 {
     int n = 0;
     part[n++] = (struct ckpt_part){"rows", t->reference.v, t->reference.n * sizeof(double)};
-    if (t->eval.n) part[n++] = (struct ckpt_part){"held-out", t->eval_reference.v, t->eval_reference.n * sizeof(double)};
+    if (t->eval.n)
+        part[n++] = (struct ckpt_part){"held-out", t->eval_reference.v, t->eval_reference.n * sizeof(double)};
     return n;
 }
 
@@ -150,7 +149,10 @@ static int compute(struct progress *p, struct err *e)
 {
     int rc = 0;
     if (p->done < p->all && p->t->job.from && p->t->st.step > 0)
-        return err_set(e, ERR_INVALID, "the reference's log-probabilities in %s are gone, and the adapter in `from` has been trained since: start the job anew", p->dir);
+        return err_set(e, ERR_INVALID,
+                       "the reference's log-probabilities in %s are gone, and the adapter that they are of has been "
+                       "trained since: start the job anew",
+                       p->dir ? p->dir : "memory");
     while (p->done < p->all && !rc) {
         if (atomic_load(&p->t->command) != TRAIN_GO_ON) rc = err_set(e, ERR_FULL, "a command came");
         if (!rc) rc = advance(p, e);
@@ -181,6 +183,10 @@ int train_reference_open(struct train *t, struct err *e)
     if (t->job.dir) {
         p.dir = file_join(t->job.dir, "reference");
         rc = ckpt_read(p.dir, t->hash, p.all, part, parts_of(t, part), &p.saved, &t->warnings, e);
+        if (rc == ERR_INVALID && t->saved < 0) { /* of a job that was killed before its first checkpoint */
+            ckpt_prune(p.dir, 0, -1);
+            e->code = rc = 0;
+        }
         if (p.saved > 0) p.done = p.saved;
     }
     if (!rc) rc = compute(&p, e);

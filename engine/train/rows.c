@@ -79,14 +79,15 @@ static int check_kind(const struct dataset *set, uint64_t i, const struct datase
                       struct err *e)
 {
     bool singles = m == TRAIN_KTO, pairs = train_on_preferences(m) && !singles;
-    const char *wrong = pairs && !r->second          ? "this method trains on pairs, and it has no rejected answer"
-                        : singles && !r->label       ? "method kto trains on answers with a label, and it has none"
-                        : !pairs && r->second        ? "a pair of preferences, which methods dpo, orpo and simpo train on"
-                        : !singles && r->label       ? "its label is for method kto"
-                                                     : NULL;
+    const char *wrong = pairs && !r->second    ? "this method trains on pairs, and it has no rejected answer"
+                        : singles && !r->label ? "method kto trains on answers with a label, and it has none"
+                        : !pairs && r->second  ? "a pair of preferences, which methods dpo, orpo and simpo train on"
+                        : !singles && r->label ? "its label is for method kto"
+                                               : NULL;
     const char *source = dataset_row_source(set, i);
     if (!wrong) return 0;
-    return err_set(e, ERR_INVALID, "row of line %u of %.120s: %s", (unsigned)r->line, source ? source : "the data", wrong);
+    return err_set(e, ERR_INVALID, "row of line %u of %.120s: %s", (unsigned)r->line, source ? source : "the data",
+                   wrong);
 }
 
 /* Ids are untrusted: they come from a file. */

@@ -13,8 +13,8 @@ struct train_rows {
     uint32_t n;
     int max_length;             /* longer rows are truncated to it */
     uint32_t *index;            /* (n) indices of rows in the set */
-    uint32_t *length, *trained; /* (n) tokens to compute: those before the last target; number of targets.  Of a pair, of
-                                   both sequences together */
+    uint32_t *length, *trained; /* (n) tokens to compute: those before the last target; number of targets.  Of a pair,
+                                   of both sequences together */
     uint32_t *chosen;           /* (n) of pairs: those of the chosen one */
     bool texts;                 /* the prompts of chosen sequences are targets, too (objective.h) */
     uint64_t tokens, targets;   /* sums */
@@ -50,8 +50,8 @@ int train_rows_tokens(const struct train_rows *, const struct microbatches_step 
 void micro_open(struct micro *, int max_tokens, int near_len);
 void micro_fill(struct micro *, const struct train_rows *, const struct microbatches_step *, uint32_t from, uint32_t to,
                 uint64_t before);
-/* The same, row by row: cleared, filled with rows, and with the answers of others (sequence `number`), ended as one unit.
- * The caller sees to it that they fit. */
+/* The same, row by row: cleared, filled with rows, and with the answers of others (sequence `number`), ended as one
+ * unit. The caller sees to it that they fit. */
 void micro_clear(struct micro *);
 void micro_add(struct micro *, const struct train_rows *, uint32_t row);
 void micro_add_crossed(struct micro *, const struct train_rows *, uint32_t prompt, uint32_t answer, uint32_t number);

@@ -121,7 +121,6 @@ static struct train *train_new(const struct train_job *job, struct model *m, str
     *t = (struct train){.job = *job, .p = job->p, .model = m, .d = m->d, .gate = gate, .saved = -1, .where_step = -1};
     t->lora_method = job->p.method != TRAIN_FULL;
     t->preferences = train_on_preferences(job->p.method);
-    if (t->preferences) t->objective = objective_of(&job->p);
     t->job.from = copy_text(job->from);
     t->job.base_name = copy_text(job->base_name);
     t->job.model_dir = copy_text(job->model_dir);

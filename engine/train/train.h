@@ -56,13 +56,13 @@ struct train_params {
     double lora_alpha;              /* (0, 4096]; 32 */
     double lora_dropout;            /* 0 */
     bool use_rslora;
-    double beta;            /* of preferences: (0, 1000]; 0.1, simpo 2; 0 with other methods, as the next four */
+    double beta;            /* of preferences: (0, 1000]; 0: 0.1, simpo 2; 0 with other methods, as the next four */
     double label_smoothing; /* dpo, simpo: [0, 0.5); 0 */
     double gamma;           /* simpo: >= 0; 1 */
     double desirable_weight, undesirable_weight; /* kto: >= 0; 1 */
-    unsigned targets;       /* of enum lora_target; TARGET_ALL */
-    bool packing;           /* pack a step's rows into as few micro-batches as possible; true */
-    bool group_by_length;   /* without packing: a step has rows of similar length; true */
+    unsigned targets;                            /* of enum lora_target; TARGET_ALL */
+    bool packing;                                /* pack a step's rows into as few micro-batches as possible; true */
+    bool group_by_length;                        /* without packing: a step has rows of similar length; true */
     double eval_fraction;   /* [0, 0.5] fraction of the rows held out, unless eval data is given; 0 */
     int64_t eval_steps;     /* 0: at the end of each epoch */
     bool eval_on_start;     /* also before the first step; the result is the start when no step is better */
@@ -83,6 +83,8 @@ static inline bool train_on_preferences(enum train_method m)
     return m >= TRAIN_DPO;
 }
 
+/* @return the name of a parameter that is set and for other methods, which *methods names; NULL: there is none. */
+const char *train_preferences_wrong(const struct train_params *, const char **methods);
 /* The format that the method's data have, where `given` is DATASET_AUTO. */
 enum dataset_format train_data_format(enum train_method, enum dataset_format given);
 /* @return batch_tokens of steps of about so many rows, by their average length. */
@@ -203,10 +205,10 @@ struct train_event {
     enum train_event_kind kind;
     int64_t step, steps; /* done, of all */
     double epoch;
-    double loss;      /* mean over the trained tokens of the step */
+    double loss;                  /* mean over the trained tokens of the step; of preferences over its rows */
     struct train_rewards rewards; /* STEP and EVAL */
-    double accuracy;  /* of next-token prediction, teacher-forced */
-    double grad_norm; /* before clipping */
+    double accuracy;              /* of next-token prediction, teacher-forced */
+    double grad_norm;             /* before clipping */
     double learning_rate;
     double tokens_per_s; /* all tokens of the step, over its wall time */
     double rows_per_s, macs_per_s;

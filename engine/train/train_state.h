@@ -60,7 +60,7 @@ struct train {
     struct prefetch *next, *next_eval; /* of rows, eval, while the job runs; next_eval NULL: none */
     struct micro micro; /* for the dry run, to replay a step, and for log-probabilities beside the steps */
     bool preferences;
-    struct objective objective; /* with preferences */
+    struct objective objective;                 /* with preferences */
     struct reference reference, eval_reference; /* of rows, eval */
     struct train_plan plan;
     struct train_state st;

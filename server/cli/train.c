@@ -26,8 +26,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char usage[] = "tandem train --data FILE... --out DIR [--model DIR] [--method lora|qlora|full|dpo|...] [options]\n"
-                            "       tandem train --compare A B [--cost-per-hour PRICE] [--json]";
+static const char usage[] =
+    "tandem train --data FILE... --out DIR [--model DIR] [--method lora|qlora|full|dpo|...] [options]\n"
+    "       tandem train --compare A B [--cost-per-hour PRICE] [--json]";
 static const char about[] =
     "Fine-tunes a model on rows of text, instructions or conversations, and writes a PEFT adapter (full: a model).\n"
     "Interrupted, it writes a checkpoint; the same command goes on from there to the same bytes.";

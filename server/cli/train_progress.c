@@ -79,11 +79,10 @@ static void show_step(struct train_progress *p, const struct train_event *e)
     p->printed_at = now;
     char eta[32];
     train_time_text(e->eta_s, eta);
-    fprintf(
-        p->out,
-        "step %lld of %lld  epoch %.2f  loss %.4f  accuracy %.3f  gradient %.3g  rate %.3g  %.0f tokens/s  %s left",
-        (long long)e->step, (long long)e->steps, e->epoch, e->loss, e->accuracy, e->grad_norm, e->learning_rate,
-        e->tokens_per_s, eta);
+    fprintf(p->out,
+            "step %lld of %lld  epoch %.2f  loss %.4f  accuracy %.3f  gradient %.3g  rate %.3g  %.0f tokens/s  %s left",
+            (long long)e->step, (long long)e->steps, e->epoch, e->loss, e->accuracy, e->grad_norm, e->learning_rate,
+            e->tokens_per_s, eta);
     show_rewards(p, e);
     fputc('\n', p->out);
 }

@@ -120,9 +120,9 @@ function showReport(found) {
 // ---- start ----------------------------------------------------------------------------------------------------------
 
 function showMethod() {
-  const full = $("train-method").value === "full";
+  const method = $("train-method").value, full = method === "full";
   for (const field of document.querySelectorAll("#train-form .lora")) field.hidden = full;
-  $("train-rate").placeholder = full ? "0.00005" : "0.0002";
+  $("train-rate").placeholder = full ? "0.00005" : method === "lora" || method === "qlora" ? "0.0002" : "0.00001";
 }
 
 // What the served weights allow; the daemon would say the same, later.

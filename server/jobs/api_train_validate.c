@@ -107,21 +107,34 @@ static int open_data(struct validation *v, bool eval, struct dataset **out)
                          eval ? &v->eval_report : &v->report, &v->e);
 }
 
-static void put_row(struct validation *v, const struct dataset *data, uint64_t i)
+static void put_segments(struct validation *v, const struct dataset_row *row)
 {
-    struct dataset_row row = dataset_row(data, i);
     struct dataset_preview p;
     struct buf *b = &v->preview;
-    dataset_preview(&row, engine_tokenizer(v->served->engine), &p);
-    buf_printf(b, "%s{\"tokens\":%d,\"trained_tokens\":%d,\"segments\":[", i ? "," : "", row.n, row.n_trained);
+    dataset_preview(row, engine_tokenizer(v->served->engine), &p);
     for (int k = 0; k < p.n; k++) {
         buf_printf(b, "%s{\"trained\":%s,\"tokens\":%d,\"text\":", k ? "," : "", p.v[k].trained ? "true" : "false",
                    p.v[k].tokens);
         json_put_string(b, p.v[k].text, p.v[k].bytes);
         buf_char(b, '}');
     }
-    buf_str(b, "]}");
     dataset_preview_free(&p);
+}
+
+static void put_row(struct validation *v, const struct dataset *data, uint64_t i)
+{
+    struct dataset_row row = dataset_row(data, i), first = dataset_row_answer(&row, false),
+                       second = dataset_row_answer(&row, true);
+    struct buf *b = &v->preview;
+    buf_printf(b, "%s{\"tokens\":%d,\"trained_tokens\":%d,", i ? "," : "", row.n, row.n_trained);
+    if (row.label) buf_printf(b, "\"label\":%s,", row.label == DATASET_DESIRABLE ? "true" : "false");
+    buf_str(b, "\"segments\":[");
+    put_segments(v, &first);
+    if (second.n) {
+        buf_str(b, "],\"rejected\":[");
+        put_segments(v, &second);
+    }
+    buf_str(b, "]}");
 }
 
 static void work_validate(void *arg)

@@ -295,6 +295,12 @@ void job_put_metrics(struct db *db, struct buf *out, int64_t seq)
         {"step", "tokens_per_s", "tokens_per_s"},
         {"eval", "eval_loss", "eval_loss"},
         {"eval", "eval_accuracy", "eval_accuracy"},
+        /* of preferences; quoted for a path of JSON */
+        {"step", "\"rewards/chosen\"", "rewards/chosen"},
+        {"step", "\"rewards/rejected\"", "rewards/rejected"},
+        {"step", "\"rewards/accuracies\"", "rewards/accuracies"},
+        {"step", "\"rewards/margins\"", "rewards/margins"},
+        {"step", "kl", "kl"},
     };
     enum { N = sizeof series / sizeof *series };
     buf_str(out, "{\"object\":\"train.metrics\",\"keys\":[");

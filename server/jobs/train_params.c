@@ -266,6 +266,8 @@ static bool check_together(struct json_at *at, const struct train_params *p)
 {
     if (p->micro_tokens > 0 && p->micro_tokens < p->max_length)
         return wrong(at, "micro_tokens", "must be at least max_length, or 0, or \"auto\"%s", "");
+    const char *methods, *other = train_preferences_wrong(p, &methods);
+    if (other) return wrong(at, other, "only with method %s", methods);
     if (p->method == TRAIN_FULL) return true;
     if (p->random_init) return wrong(at, "random_init", "only with method full%s", "");
     if (p->optimizer == OPTIMIZER_MUON) return wrong(at, "optimizer", "muon only with method full%s", "");

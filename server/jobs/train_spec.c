@@ -161,8 +161,9 @@ static bool read_options(struct json_at *at, struct data_spec *d)
     if (json_get_string(at, "format", &format)) {
         int f = dataset_format_parse(format);
         if (f < 0)
-            return wrong(at, "format", "must be one of auto, text, completion, alpaca, messages, sharegpt, tokens, "
-                                       "preference, unpaired");
+            return wrong(at, "format",
+                         "must be one of auto, text, completion, alpaca, messages, sharegpt, tokens, "
+                         "preference, unpaired");
         d->format = (enum dataset_format)f;
     }
     if (!read_map(at, d)) return false;
@@ -302,7 +303,8 @@ static bool read_method(struct json_at *at, const struct train_limits *lim, stru
     if (at->e->code) return false;
     if (strcmp(text, "draft") == 0) return read_draft(at, lim, s);
     if (field(at->obj, "draft")) return wrong(at, "draft", "only with method draft");
-    if (!train_method_parse(text, &method)) return wrong(at, "method", "must be one of lora, qlora, full, dpo, orpo, simpo, kto, draft");
+    if (!train_method_parse(text, &method))
+        return wrong(at, "method", "must be one of lora, qlora, full, dpo, orpo, simpo, kto, draft");
     train_params_default(&s->p, method);
     s->p.method = method;
     if (lim->stored) return true;

@@ -77,7 +77,11 @@ REFUSED = [
     (data({"rows": ROW, "no_eos": "yes"}), 422, "dataset.no_eos: expected true or false"),
     (data({"rows": ROW}, validation={"path": "nope"}), 422, "validation.path: nope"),
     (data({"rows": ROW}, datset={}), 422, "datset: unknown field; did you mean `dataset`?"),
-    (data({"rows": ROW}, method="dpo"), 422, "method: must be one of lora, qlora, full"),
+    (data({"rows": ROW}, method="grpo"), 422, "method: must be one of lora, qlora, full, dpo, orpo, simpo, kto, draft"),
+    (hyper(beta=0.1), 422, "hyperparameters.beta: only with method dpo, orpo, simpo or kto"),
+    (hyper(beta=-1), 422, "hyperparameters.beta: must be at least 0"),
+    ({**hyper(gamma=1), "method": "dpo"}, 422, "hyperparameters.gamma: only with method simpo"),
+    ({**hyper(label_smoothing=0.5), "method": "dpo"}, 422, "hyperparameters.label_smoothing: must be at least 0 and at most 0.499"),
     (data({"rows": ROW}, method=3), 422, "method: expected a string"),
     (data({"rows": ROW}, method="qlora"), 422, "qlora trains on quantised weights"),
     (data({"rows": ROW}, base="gpt-4"), 422, "base: gpt-4 is not served here; this is demo"),
@@ -157,6 +161,9 @@ def test_refused_leaves_nothing(train):
 NUMBERS = yaml.safe_load((ROOT / "docs/openapi.yaml").read_text())["components"]["schemas"]["Hyperparameters"]["properties"]
 
 
+PREFERENCES = ("beta", "label_smoothing", "gamma", "desirable_weight", "undesirable_weight")  # in test_preferences.py
+
+
 @pytest.mark.parametrize("end", ["least", "most"])
 def test_the_limits_themselves_train(train, end):
     """What is accepted at the end of its range is not refused later, in other words or in other arithmetic."""
@@ -166,6 +173,7 @@ def test_the_limits_themselves_train(train, end):
     for full in (False, True):
         method = "full" if full else "lora"
         mine = {k: v for k, v in values.items() if full or k not in ("dropout", "ema_decay")}
+        mine = {k: v for k, v in mine.items() if k not in PREFERENCES}
         body = {"dataset": {"rows": [{"prompt": "Hello there.", "completion": f" General number {i}."} for i in range(8)]},
                 "method": method, "serve_as": f"limit-{end}-{method}", "hyperparameters": mine}
         answer = train.post("/train", body)

@@ -135,8 +135,8 @@ static void compare_steps(const char *label, const char *name, const struct seen
     }
 }
 
-/* Of each tensor in a PEFT directory, the distance from the fixture's "PREFIX.NAME", relative to the size of that, or of
- * how far it is from what is in `from`. */
+/* Of each tensor in a PEFT directory, the distance from the fixture's "PREFIX.NAME", relative to the size of that, or
+ * of how far it is from what is in `from`. */
 static double compare(const char *label, const char *prefix, const char *dir, const char *from,
                       const struct tensor_source *want, double most)
 {
@@ -228,7 +228,6 @@ int main(int argc, char **argv)
 {
     if (argc < 3) return 2;
     for (int which = 0; which < (int)(sizeof methods / sizeof *methods); which++)
-        for (int split = 0; split < SPLITS; split++)
-            run(argv[1], argv[2], argc > 3 ? argv[3] : "cpu", which, split);
+        for (int split = 0; split < SPLITS; split++) run(argv[1], argv[2], argc > 3 ? argv[3] : "cpu", which, split);
     return failures > 0;
 }

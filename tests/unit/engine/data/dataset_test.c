@@ -76,6 +76,79 @@ static void test_completion_of_messages(void **state)
         DATASET_COMPLETION, "user: hi\\nassistant: yes?\\nuser: more\\nassistant:[ ok\\n" EOT "]\n");
 }
 
+static void check_as(enum dataset_format format, const char *json, const char *expected)
+{
+    struct dataset_source s = inline_rows(json);
+    struct dataset_options o = usual();
+    o.format = format;
+    check_source(&s, &o, format, expected);
+}
+
+/* A prompt that is not given is what both answers begin with, as in TRL; a text beside messages repeats them. */
+static void test_preference(void **state)
+{
+    check_as(DATASET_PREFERENCE,
+             "[{\"prompt\": \"2+2=\", \"chosen\": \"4\", \"rejected\": \"55\"},"
+             " {\"chosen\": \"a red cat\", \"rejected\": \"a blue cat\"},"
+             " {\"chosen\": \"\\u00e9\", \"rejected\": \"\\u00e8\"}]",
+             "2+2=[4" EOT "] / 2+2=[55" EOT "]\n"
+             "a[ red cat" EOT "] / a[ blue cat" EOT "]\n"
+             "[\xc3\xa9" EOT "] / [\xc3\xa8" EOT "]\n");
+#define USER "{\"role\": \"user\", \"content\": \"hi\"}"
+#define SAYS(text) "{\"role\": \"assistant\", \"content\": \"" text "\"}"
+    static const char expected[] = "user: hi\\nassistant:[ yes\\n" EOT "] / user: hi\\nassistant:[ no\\n" EOT "]\n";
+    check_as(DATASET_PREFERENCE,
+             "[{\"prompt\": [" USER "], \"chosen\": [" SAYS("yes") "], \"rejected\": [" SAYS("no") "]}]", expected);
+    check_as(DATASET_PREFERENCE,
+             "[{\"prompt\": \"hi\", \"chosen\": [" USER "," SAYS("yes") "], \"rejected\": [" USER "," SAYS("no") "]}]",
+             expected);
+}
+
+static void test_unpaired(void **state)
+{
+    /* the same answer with another label is another row */
+    check_as(DATASET_UNPAIRED,
+             "[{\"prompt\": \"a\", \"completion\": \"b\", \"label\": true},"
+             " {\"prompt\": \"a\", \"completion\": \"b\", \"label\": false}]",
+             "a[b" EOT "] yes\na[b" EOT "] no\n");
+}
+
+static void test_bad_preferences(void **state)
+{
+    static const struct {
+        const char *row, *what;
+    } bad[] = {
+        {"{\"prompt\": \"a\", \"chosen\": \"b\"}", "no \"rejected\""},
+        {"{\"prompt\": \"a\", \"rejected\": \"b\"}", "no \"chosen\""},
+        {"{\"prompt\": 1, \"chosen\": \"b\", \"rejected\": \"c\"}", "\"prompt\" must be a string, is a number"},
+        {"{\"chosen\": \"b\", \"rejected\": \"b\"}", "\"chosen\" and \"rejected\" are the same"},
+        {"{\"chosen\": \"b\", \"rejected\": \"bc\"}", "\"chosen\" is empty after what both begin with"},
+        {"{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": [" SAYS("x") "]}",
+         "\"chosen\" is a string and \"rejected\" a list: both must be texts, or lists of messages"},
+        {"{\"chosen\": [" USER "," SAYS("x") "], \"rejected\": [" USER ", 5]}",
+         "\"rejected\": messages[1] must be an object, is a number"},
+        {"{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"  \"}", "\"rejected\" is empty"},
+    };
+    struct tokenizer *t = byte_level();
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct buf json = {0};
+        buf_printf(&json, "[{\"prompt\": \"2+2=\", \"chosen\": \"4\", \"rejected\": \"5\"}, %s]", bad[i].row);
+        struct dataset_source s = inline_rows(json.data);
+        struct dataset_options o = usual();
+        struct dataset_report r;
+        o.format = DATASET_PREFERENCE;
+        struct dataset *d = open_source(&s, &o, t, &r);
+        assert_int_equal(r.kept, 1);
+        assert_int_equal(r.n_problems, 1);
+        assert_int_equal(r.problem[0].line, 2);
+        assert_string_equal(r.problem[0].what, bad[i].what);
+        dataset_free(d);
+        buf_free(&json);
+    }
+    tokenizer_close(t);
+}
+
 #define BELOW "Below is an instruction that describes a task"
 #define WRITE "Write a response that appropriately completes the request."
 
@@ -463,6 +536,9 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_text),
         cmocka_unit_test(test_completion),
+        cmocka_unit_test(test_preference),
+        cmocka_unit_test(test_unpaired),
+        cmocka_unit_test(test_bad_preferences),
         cmocka_unit_test(test_completion_of_messages),
         cmocka_unit_test(test_alpaca),
         cmocka_unit_test(test_messages),

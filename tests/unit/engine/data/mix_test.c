@@ -155,7 +155,7 @@ static void test_weights(void **state)
 
 static void test_limits(void **state)
 {
-    char *a = file_of_rows('a', 300), *b = file_of_rows('b', 300);
+    char *a = file_of_rows('a', 1000), *b = file_of_rows('b', 1000);
     struct dataset_source v[] = {
         {.path = a, .name = "a"}, {.path = b, .name = "b"}, {.path = "/nowhere/c", .name = "c"}};
     struct dataset_options o = {.max_length = 32};
@@ -163,10 +163,10 @@ static void test_limits(void **state)
     check_error(v, 3, &o, "c: no such file");
     check_error(v, 0, &o, "no data set is given");
     check_error(v, DATASET_SOURCES_MAX + 1, &o, "more than 4096 files");
-    o.max_rows = 400;
-    check_error(v, 2, &o, "more than the limit of 400 rows");
+    o.max_rows = 1200;
+    check_error(v, 2, &o, "more than the limit of 1200 rows");
     o.max_rows = 0;
-    o.max_bytes = 24000; /* either file, as it is and prepared */
+    o.max_bytes = 80000; /* either file, as it is and prepared */
     check_error(v, 2, &o, "b: the files together have more than the limit");
     unlink(a);
     unlink(b);

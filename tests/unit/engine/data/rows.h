@@ -78,21 +78,26 @@ static inline void escaped(struct buf *b, const char *text, size_t n)
     }
 }
 
-/* A line a row, what is trained in [brackets]. */
+/* A line a row, of a pair both answers, of a label "yes" or "no", what is trained in [brackets]. */
 static inline void show(const struct dataset *d, const struct tokenizer *t, struct buf *out)
 {
     buf_str(out, "");
     for (uint64_t i = 0; i < dataset_rows(d); i++) {
         struct dataset_row row = dataset_row(d, i);
-        struct dataset_preview p;
-        dataset_preview(&row, t, &p);
-        for (int k = 0; k < p.n; k++) {
-            if (p.v[k].trained) buf_char(out, '[');
-            escaped(out, p.v[k].text, p.v[k].bytes);
-            if (p.v[k].trained) buf_char(out, ']');
+        for (int side = 0; side < 1 + (row.second > 0); side++) {
+            struct dataset_row answer = dataset_row_answer(&row, side);
+            struct dataset_preview p;
+            dataset_preview(&answer, t, &p);
+            if (side) buf_str(out, " / ");
+            for (int k = 0; k < p.n; k++) {
+                if (p.v[k].trained) buf_char(out, '[');
+                escaped(out, p.v[k].text, p.v[k].bytes);
+                if (p.v[k].trained) buf_char(out, ']');
+            }
+            dataset_preview_free(&p);
         }
+        if (row.label) buf_str(out, row.label == DATASET_DESIRABLE ? " yes" : " no");
         buf_char(out, '\n');
-        dataset_preview_free(&p);
     }
 }
 

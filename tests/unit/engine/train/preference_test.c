@@ -1,12 +1,14 @@
 /* The losses of preferences: their derivatives are finite differences, and some values known by hand. */
-#include "engine/train/preference.h"
-
-#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
 #include <cmocka.h>
+
+#include "engine/train/preference.h"
+
+#include <math.h>
 
 #define STEP 1e-5
 

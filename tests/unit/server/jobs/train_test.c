@@ -206,6 +206,21 @@ static void test_other_names(void **state)
     buf_free(&theirs);
 }
 
+static enum train_method method_of(const char *field)
+{
+    static const struct {
+        const char *field;
+        enum train_method method;
+    } of[] = {{"beta", TRAIN_DPO},
+              {"label_smoothing", TRAIN_DPO},
+              {"gamma", TRAIN_SIMPO},
+              {"desirable_weight", TRAIN_KTO},
+              {"undesirable_weight", TRAIN_KTO}};
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++)
+        if (!strcmp(of[i].field, field)) return of[i].method;
+    return strncmp(field, "lora", 4) ? TRAIN_FULL : TRAIN_LORA;
+}
+
 /* A number at a limit, or the next beyond it, is one thing to the reader of requests and to the engine; and what has to
  * be less than 1 is so in the floats of the arithmetic, too. */
 static void test_one_set_of_limits(void **state)
@@ -232,7 +247,7 @@ static void test_one_set_of_limits(void **state)
             buf_printf(&one, "{\"%s\":%.17g}", f->string, v);
             cJSON *tree = parse(one.data);
             struct json_at at = {.obj = tree, .path = "h", .e = &e};
-            train_params_default(&p, strncmp(f->string, "lora", 4) ? TRAIN_FULL : TRAIN_LORA);
+            train_params_default(&p, method_of(f->string));
             assert_int_equal(train_params_read(&at, &p), side < 2);
             if (side < 2 && train_params_check(&p, &c, &e)) fail_msg("%s: %s", one.data, e.msg);
             cJSON_Delete(tree);

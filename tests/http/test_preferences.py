@@ -1,0 +1,172 @@
+"""Preference training: with `tandem train`, killed at any step, and as jobs of the daemon."""
+import json
+import re
+import signal
+import subprocess
+
+import pytest
+from conftest import BINARY, ENV, MODEL, ROOT
+from training import events, request, wait_over, wait_step
+
+SMALL = ROOT / "tests/fixtures/models/tinystories-656k"
+WORDS = "cat dog bird tree house girl boy ball sun moon".split()
+PAIRS = [{"prompt": f"The {a} and the {b}", "chosen": f" saw a big {c}.", "rejected": f" {c} {c} {b} {a}!"}
+         for a, b, c in zip(WORDS, WORDS[3:] + WORDS[:3], WORDS[5:] + WORDS[:5])]
+SINGLES = [{"prompt": p["prompt"], "completion": p[side], "label": side == "chosen"} for p in PAIRS for side in ("chosen", "rejected")]
+METHODS = ["dpo", "orpo", "simpo", "kto"]
+REWARDS = ["rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins"]
+
+
+def rows_of(method):
+    return SINGLES if method == "kto" else PAIRS
+
+
+@pytest.fixture
+def data(tmp_path):
+    def write(method, rows=None):
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(json.dumps(r) + "\n" for r in rows or rows_of(method)))
+        return path
+    return write
+
+
+def command(rows, out, method, *more, model=SMALL):
+    return [str(x) for x in (BINARY, "train", "--model", model, "--data", rows, "--out", out, "--method", method, "--threads", 1, "--f32",
+                             "--max-length", 96, "--batch-tokens", 128, "--learning-rate", "3e-3", "--lora-r", 4, *more)]
+
+
+def train(*args, **kw):
+    return subprocess.run(command(*args, **kw), capture_output=True, cwd=ROOT, env=ENV, timeout=300, text=True)
+
+
+def files(directory):
+    return {p.name: p.read_bytes() for p in directory.iterdir() if p.name != "training_record.json"}
+
+
+def last(said, name):
+    return float(re.findall(rf"^step \d+ of .*  {name} (-?[0-9.e-]+)", said, re.M)[-1])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_learns_to_prefer(data, tmp_path, method):
+    got = train(data(method), tmp_path / "out", method, "--epochs", 12, "--eval-fraction", "0.1", "--tensorboard", tmp_path / "board")
+    assert got.returncode == 0, got.stderr
+    assert last(got.stderr, "rewards/margins") > 0.1, got.stderr
+    assert method == "kto" or last(got.stderr, "rewards/accuracies") >= 0.9
+    assert "perplexity" not in got.stderr and re.search(r"^step \d+: evaluation: .*rewards/", got.stderr, re.M)
+    record = json.loads((tmp_path / "out/training_record.json").read_text())
+    assert record["method"] == method and record["rewards/margins"] == pytest.approx(last(got.stderr, "rewards/margins"), rel=1e-3)
+    assert sorted(files(tmp_path / "out")) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert not (tmp_path / "out.train").exists()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    tags = EventAccumulator(str(tmp_path / "board")).Reload().Tags()["scalars"]
+    wanted = [r for r in REWARDS if method != "kto" or r != "rewards/accuracies"] + ["kl"] * (method == "kto")
+    assert {f"train/{r}" for r in wanted} <= set(tags) and any(t.startswith("eval/rewards/") for t in tags)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_killed(data, tmp_path, method):
+    """At the plan, while the reference is computed perhaps, and after some steps: the bytes of an unbroken run."""
+    more = ["--epochs", 100, "--max-steps", 60, "--save-steps", 1, "--eval-steps", 25, "--eval-fraction", "0.1", "--lora-dropout", "0.1"]
+    rows = data(method)
+    whole = train(rows, tmp_path / "whole", method, *more)
+    assert whole.returncode == 0, whole.stderr
+    for line in ("tokens an epoch", "step 2 of", "step 7 of"):
+        with subprocess.Popen(command(rows, tmp_path / "broken", method, *more), stderr=subprocess.PIPE, cwd=ROOT, env=ENV, text=True) as p:
+            assert any(line in said for said in p.stderr)
+            p.kill()
+    assert not (tmp_path / "broken").exists()
+    rest = train(rows, tmp_path / "broken", method, *more)
+    assert rest.returncode == 0 and "going on after step" in rest.stderr, rest.stderr
+    assert files(tmp_path / "broken") == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_micro_batches(data, tmp_path, method):
+    """With auto the bytes do not depend on how a step is divided."""
+    rows, all_bytes = data(method), []
+    for i, memory in enumerate((["--memory-mib", 64], [])):
+        got = train(rows, tmp_path / f"out{i}", method, "--max-steps", 6, "--micro-tokens", "auto", "--batch-tokens", 512, *memory)
+        assert got.returncode == 0, got.stderr
+        all_bytes.append(files(tmp_path / f"out{i}"))
+    assert all_bytes[0] == all_bytes[1]
+
+
+@pytest.mark.parametrize("quantize", ["int8", "nf4"])
+def test_quantised_bases(data, tmp_path, quantize):
+    for method in ("dpo", "kto"):
+        got = train(data(method), tmp_path / method, method, "--epochs", 10, "--quantize", quantize, "--exact", model=MODEL)
+        assert got.returncode == 0 and last(got.stderr, "rewards/margins") > 0.05, got.stderr
+
+
+@pytest.mark.parametrize("method, row, says", [
+    ("dpo", {"prompt": "a", "chosen": "b"}, 'row 1: no "rejected"'),
+    ("kto", {"prompt": "a", "completion": "b"}, 'row 1: no "label"'),
+    ("kto", {"prompt": "a", "completion": "b", "label": 1}, 'row 1: "label" must be a boolean, is a number'),
+    ("simpo", {"prompt": 3, "chosen": "b", "rejected": "c"}, 'row 1: "prompt" must be a string, is a number'),
+    ("lora", {"prompt": "a", "chosen": "b", "rejected": "c"}, "a pair of preferences (chosen, rejected), which methods dpo, orpo and simpo train on"),
+])
+def test_bad_rows(data, tmp_path, method, row, says):
+    got = train(data(method, [row]), tmp_path / "out", method)
+    assert got.returncode == 1 and says in got.stderr, got.stderr
+
+
+def test_rows_of_other_methods(data, tmp_path):
+    for method, format, rows, says in (("dpo", "completion", SINGLES, "trains on pairs"), ("lora", "preference", PAIRS, "a pair of preferences"),
+                                       ("lora", "unpaired", SINGLES, "its label is for method kto"), ("kto", "preference", PAIRS, "with a label")):
+        got = train(data(method, rows), tmp_path / "out", method, "--format", format)
+        assert got.returncode == 1 and says in got.stderr and "row of line 1 of" in got.stderr, got.stderr
+    got = train(data("dpo"), tmp_path / "out", "dpo", "--train-on-prompt")
+    assert got.returncode == 1 and "train_on_prompt: preference rows" in got.stderr, got.stderr
+    got = train(data("orpo"), tmp_path / "out", "orpo", "--gamma", 1)
+    assert got.returncode == 2 and "gamma: only with method simpo" in got.stderr, got.stderr
+
+
+def body(method, name, **hyperparameters):
+    return {**request(name, dataset={"rows": rows_of(method)}, learning_rate=3e-3, batch_tokens=128, **hyperparameters), "method": method}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_job(start, method):
+    with start() as s:
+        checked = s.post("/train/validate", body(method, "x"))
+        assert checked.status_code == 200, checked.text
+        first = checked.json()["rows"][0]
+        assert ("label" in first) == (method == "kto") and ("rejected" in first) == (method != "kto")
+        assert first["segments"][-1]["trained"] and PAIRS[0]["chosen"] in first["segments"][-1]["text"]
+        made = s.post("/train", body(method, "likes", epochs=6, eval_fraction=0.1))
+        assert made.status_code == 202, made.text
+        found = wait_over(s, made.json()["id"])
+        assert found["status"] == "succeeded" and found["method"] == method, found
+        steps = [e for e in events(s, found["id"]) if e["type"] == "step"]
+        margins = [e["rewards/margins"] for e in steps if "rewards/margins" in e]
+        assert margins[-1] > margins[0]
+        series = s.get(f"/train/{found['id']}/metrics").json()["metrics"]
+        assert len(series["kl" if method == "kto" else "rewards/margins"]) == len(steps)
+        assert any("eval_rewards/margins" in e or "eval_kl" in e for e in events(s, found["id"]) if e["type"] == "eval")
+        assert s.generate("The cat", adapter_id="likes", max_new_tokens=4)["generated_text"]
+
+
+@pytest.mark.parametrize("method, most", [("dpo", {"beta": 1000, "label_smoothing": 0.499}), ("simpo", {"beta": 1000, "gamma": 1000}),
+                                          ("kto", {"beta": 1000, "desirable_weight": 1000, "undesirable_weight": 1000}), ("orpo", {"beta": 1000})])
+def test_the_limits_themselves_train(data, tmp_path, method, most):
+    for i, values in enumerate((most, {name: 0 for name in most})):
+        flags = [x for name, v in values.items() for x in ("--" + name.replace("_", "-"), v)]
+        got = train(data(method), tmp_path / f"out{i}", method, "--max-steps", 2, *flags)
+        assert got.returncode == 0 and "skipped" not in got.stderr, got.stderr
+
+
+def test_a_killed_daemon(start, tmp_path):
+    def adapter(folder):
+        return {p.name: p.read_bytes() for p in (folder / "adapters/mine").iterdir() if p.name != "tandem.json"}
+    job = body("kto", "mine", max_steps=40, save_steps=2)
+    with start("--data-dir", tmp_path / "whole") as s:
+        assert wait_over(s, s.post("/train", job).json()["id"])["status"] == "succeeded"
+    s = start("--data-dir", tmp_path / "broken")
+    job_id = s.post("/train", job).json()["id"]
+    wait_step(s, job_id, 5)
+    s.signal(signal.SIGKILL)
+    s.wait()
+    with start("--data-dir", tmp_path / "broken") as s:
+        assert wait_over(s, job_id)["status"] == "succeeded"
+    assert adapter(tmp_path / "broken") == adapter(tmp_path / "whole")

@@ -92,7 +92,7 @@ static int damaged(struct err *e, const char *dir, const char *name)
 /* @return the manifest's lines of files, to be freed, and *steps. */
 static char *read_manifest(const char *dir, int64_t *steps, struct err *e)
 {
-    char *text = NULL, end[16];
+    char *text = NULL, end[16] = "";
     size_t n = 0;
     finish_replacing(dir);
     char *path = file_join(dir, "manifest");

@@ -8,6 +8,7 @@ import numpy
 import pytest
 import requests
 from client_rig import NEEDS_DEMO, start  # noqa: F401
+from keys import Keys
 from tinker_rig import PATIENCE, encode, settled, tinker, types
 
 pytestmark = NEEDS_DEMO
@@ -290,3 +291,31 @@ def test_lists_refuse_what_is_no_page(server):
         assert call(server, f"{path}?limit=-1", None, "GET").status_code == 422
         assert call(server, f"{path}?offset=x", None, "GET").status_code == 422
         assert call(server, f"{path}?limit=10000&offset=999999", None, "GET").status_code == 200
+
+
+def test_another_keys_weights_are_not_found(start, tmp_path):  # noqa: F811
+    keys = Keys(tmp_path / "keys")
+    with start("--served-model-name", "demo", "--api-keys", keys.file, key=keys.admin) as s:
+        def ask(key, path, body, method="POST"):
+            return requests.request(method, f"{s.url}/api/v1/{path}", json=body, headers={"X-API-Key": "tml-" + key}, timeout=PATIENCE)
+
+        def done(key, answer):
+            return ask(key, "retrieve_future", {"request_id": answer.json()["request_id"]}).json()
+
+        sessions = {key: ask(key, "create_session", {}).json()["session_id"] for key in (keys.train, keys.admin)}
+        made = ask(keys.train, "create_model", {"session_id": sessions[keys.train], "model_seq_id": 0, "base_model": "demo", "lora_config": {"rank": 2}})
+        run = done(keys.train, made)["model_id"]
+        path = done(keys.train, ask(keys.train, "save_weights", {"model_id": run, "seq_id": 1, "path": "x"}))["path"]
+        for key, status in (keys.train, 200), (keys.admin, 404):
+            assert ask(key, "weights_info", {"tinker_path": path}).status_code == status
+            assert ask(key, f"training_runs/{run}/checkpoints", None, "GET").status_code == status
+            load = {"session_id": sessions[key], "model_seq_id": 1, "path": path, "optimizer": False}
+            assert ask(key, "load_weights", load).status_code == status
+            sampler = {"session_id": sessions[key], "sampling_session_seq_id": 0, "model_path": path}
+            assert ask(key, "create_sampling_session", sampler).status_code == status
+        assert ask(keys.admin, f"training_runs/{run}/checkpoints/weights/x", None, "DELETE").status_code == 404
+        assert ask(keys.user, "weights_info", {"tinker_path": path}).status_code == 404
+        assert ask(keys.user, "save_weights", {"model_id": run, "seq_id": 2}).status_code == 403
+        assert len(ask(keys.admin, "checkpoints", None, "GET").json()["checkpoints"]) == 0
+        assert ask(keys.train, f"training_runs/{run}/checkpoints/weights/x", None, "DELETE").status_code == 200
+        assert ask(keys.train, "weights_info", {"tinker_path": path}).status_code == 404

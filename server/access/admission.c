@@ -157,7 +157,7 @@ static void set_retry_after(struct http_req *req, int seconds)
 
 static bool below_v1(const struct http_req *req)
 {
-    return strncmp(req->path, "/v1/", 4) == 0;
+    return http_speaks_openai(req->path) || strncmp(req->path, "/v1/", 4) == 0;
 }
 
 static void reply_invalid(struct http_req *req, const char *msg)

@@ -47,7 +47,7 @@ static void reply_unknown(struct http_req *req, const char *name)
     struct buf out = {0};
     models_say_unknown(req->app, name, &e);
     metrics_reject(&((struct app *)req->app)->metrics, REJECT_VALIDATION);
-    if (strncmp(req->path, "/v1/", 4) != 0 || strncmp(req->path, "/v1/messages", 12) == 0) {
+    if (!http_speaks_openai(req->path)) {
         http_reply_error(req, 404, "model_not_found", "%s", e.msg);
         return;
     }

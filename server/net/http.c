@@ -280,11 +280,18 @@ static bool speaks_anthropic(const char *path)
     return strncmp(path, messages, n) == 0 && (!path[n] || path[n] == '/');
 }
 
-/* In the format of the route's API: Anthropic's, OpenAI's below /v1/, otherwise TGI's. */
+bool http_speaks_openai(const char *path)
+{
+    static const char vllm[] = "/inference/v1/";
+    if (strncmp(path, vllm, sizeof vllm - 1) == 0) return true;
+    return strncmp(path, "/v1/", 4) == 0 && !speaks_anthropic(path);
+}
+
+/* In the format of the route's API: Anthropic's, OpenAI's, otherwise TGI's. */
 static void reply_error(struct http_req *req, int status, const char *type, const char *text)
 {
     struct buf b = {0};
-    bool openai = strncmp(req->path, "/v1/", 4) == 0;
+    bool openai = http_speaks_openai(req->path);
     if (speaks_anthropic(req->path)) {
         http_put_anthropic_error(&b, status, text, NULL);
         http_reply(req, status, "application/json", b.data, b.len);

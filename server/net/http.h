@@ -85,8 +85,10 @@ void http_set_header(struct http_req *, const char *name, const char *value);
 
 /* Sends a whole answer.  type: the Content-Type (NULL: none).  Copies the body. */
 void http_reply(struct http_req *, int status, const char *type, const void *body, size_t len);
-/* {"error": message, "error_type": type} in TGI's format, below /v1/ in OpenAI's, at and below /v1/messages in
- * Anthropic's; message is escaped. */
+/* @return whether a path's errors are in OpenAI's format: those below /v1/ (but Anthropic's), and vLLM's own route. */
+bool http_speaks_openai(const char *path);
+/* {"error": message, "error_type": type} in TGI's format, where http_speaks_openai in OpenAI's, at and below
+ * /v1/messages in Anthropic's; message is escaped. */
 __attribute__((format(printf, 4, 5))) void http_reply_error(struct http_req *, int status, const char *type,
                                                             const char *fmt, ...);
 

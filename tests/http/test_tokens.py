@@ -164,6 +164,16 @@ def test_hidden_fields(server, ids):
     assert answer.status_code == 200 and answer.json()["choices"][0]["token_ids"] == generate(server, ids)["choices"][0]["token_ids"][:2]
 
 
+def test_errors_before_the_body(server, ids):
+    """Those of deadline and model, which are found before the fields are read, are in OpenAI's format, too."""
+    body = {"token_ids": ids}
+    answer = server.post(GENERATE, body, headers={"X-Request-Timeout": "soon"})
+    assert answer.status_code == 400 and "X-Request-Timeout" in answer.json()["error"]["message"]
+    answer = server.post(GENERATE, {**body, "model": "nobody"})
+    assert answer.status_code == 404 and answer.json()["error"]["param"] == "model"
+    assert requests.post(server.url + GENERATE, data="{", timeout=PATIENCE).status_code == 400 and server.get(GENERATE).status_code == 405
+
+
 def test_strange_id(server, ids):
     """The client's id comes back as it was."""
     for name in ('a"b\\c', "\u2028 é", "x" * 128):

@@ -12,7 +12,7 @@
 struct device_sample;
 struct jobs_view;
 
-enum { METRICS_ROUTES = 96, METRICS_STATUSES = 32 };
+enum { METRICS_ROUTES = 160, METRICS_STATUSES = 32 };
 
 /* Why a request was refused before it generated anything; a row in metrics.c for each. */
 enum reject_reason {

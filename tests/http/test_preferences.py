@@ -81,6 +81,22 @@ def test_killed(data, tmp_path, method):
     assert files(tmp_path / "broken") == files(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("method", ["dpo", "kto"])
+def test_from_an_adapter(data, tmp_path, method):
+    """The adapter, as the job finds it, is the reference, also after the job was killed."""
+    first = train(data("orpo"), tmp_path / "first", "orpo", "--epochs", 4)
+    assert first.returncode == 0, first.stderr
+    rows, more = data(method), ["--from", tmp_path / "first", "--epochs", 100, "--max-steps", 60, "--save-steps", 1]
+    whole = train(rows, tmp_path / "whole", method, *more)
+    assert whole.returncode == 0 and re.search(r"^step 1 of .* rewards/\w+ -?0 ", whole.stderr, re.M), whole.stderr
+    with subprocess.Popen(command(rows, tmp_path / "broken", method, *more), stderr=subprocess.PIPE, cwd=ROOT, env=ENV, text=True) as p:
+        assert any("step 7 of" in said for said in p.stderr)
+        p.kill()
+    rest = train(rows, tmp_path / "broken", method, *more)
+    assert rest.returncode == 0 and "going on after step" in rest.stderr, rest.stderr
+    assert files(tmp_path / "broken") == files(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_micro_batches(data, tmp_path, method):
     """With auto the bytes do not depend on how a step is divided."""

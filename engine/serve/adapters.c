@@ -74,14 +74,25 @@ static int check_room(struct adapters *s, const char *name, struct err *e)
     return err_set(e, ERR_FULL, "%d adapters are loaded, as many as --max-adapters allows", s->n);
 }
 
+static bool is_unlisted(const char *name)
+{
+    return name[0] == '@';
+}
+
 /* "; loaded: a, b and 3 more" */
 static void unknown(struct adapters *s, const char *name, struct err *e)
 {
     struct buf b = {0};
-    int left = s->n;
-    buf_str(&b, s->n ? "; loaded: " : "; none is loaded");
-    for (struct adapter_version *v = s->current; v && b.len < 200; v = v->next, left--)
-        buf_printf(&b, "%s%s", v == s->current ? "" : ", ", v->info.name);
+    int left = 0;
+    for (const struct adapter_version *v = s->current; v; v = v->next) left += !is_unlisted(v->info.name);
+    buf_str(&b, left ? "; loaded: " : "; none is loaded");
+    const char *between = "";
+    for (const struct adapter_version *v = s->current; v && b.len < 200; v = v->next) {
+        if (is_unlisted(v->info.name)) continue;
+        buf_printf(&b, "%s%s", between, v->info.name);
+        between = ", ";
+        left--;
+    }
     if (left) buf_printf(&b, " and %d more", left);
     err_set(e, ERR_NOT_FOUND, "no adapter is called \"%.*s\"%s", ADAPTER_NAME_MAX, name, b.data);
     buf_free(&b);
@@ -92,8 +103,10 @@ static void unknown(struct adapters *s, const char *name, struct err *e)
 static int check_name(const char *name, struct err *e)
 {
     static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:-";
-    size_t n = strlen(name);
-    if (n && n <= ADAPTER_NAME_MAX && strspn(name, allowed) == n && !strchr("._:-", name[0])) return 0;
+    size_t most = ADAPTER_NAME_MAX, n;
+    if (is_unlisted(name)) name++, most--;
+    n = strlen(name);
+    if (n && n <= most && strspn(name, allowed) == n && !strchr("._:-", name[0])) return 0;
     return err_set(e, ERR_INVALID,
                    "an adapter's name is a letter or digit, then up to %d letters, digits, '.', '_', ':' or '-'",
                    ADAPTER_NAME_MAX - 1);
@@ -219,7 +232,7 @@ struct adapter_version *adapters_acquire(struct adapters *s, const char *name, s
 int adapters_check(struct adapters *s, const char *name, struct err *e)
 {
     pthread_mutex_lock(&s->lock);
-    bool known = find(s, name) != NULL;
+    bool known = !is_unlisted(name) && find(s, name) != NULL;
     if (!known) unknown(s, name, e);
     pthread_mutex_unlock(&s->lock);
     return known ? 0 : ERR_NOT_FOUND;
@@ -263,7 +276,8 @@ int adapters_list(struct adapters *s, struct adapter_info *out, int max)
 {
     int n = 0;
     pthread_mutex_lock(&s->lock);
-    for (struct adapter_version *v = s->current; v && n < max; v = v->next) {
+    for (const struct adapter_version *v = s->current; v && n < max; v = v->next) {
+        if (is_unlisted(v->info.name)) continue;
         out[n] = v->info;
         out[n].running = v->running;
         out[n++].requests = v->refs - 1;

@@ -47,6 +47,7 @@ int adapters_remove(struct adapters *, const char *name, bool *buried, struct er
 
 /* @return the current version with a reference taken; NULL and *e (ERR_NOT_FOUND, with the known names) for none. */
 struct adapter_version *adapters_acquire(struct adapters *, const char *name, struct err *e);
+/* Whether requests may name it: names that begin with '@' are known to adapters_acquire only. */
 int adapters_check(struct adapters *, const char *name, struct err *e);
 /* Adds `more` to the number of its running requests. */
 void adapters_run(struct adapters *, struct adapter_version *, int more);

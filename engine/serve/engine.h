@@ -258,9 +258,11 @@ struct adapter_info {
  * they began with.  Blocks for the disk and for the step in progress.  Any thread but the engine's; before engine_start
  * the owner's only.  Several loads may run at once; none may start after engine_close was called. */
 int engine_adapter_load(struct engine *, const char *name, const char *dir, uint64_t *version, struct err *e);
+/* The same under a name that begins with '@': engine_submit takes it, the list, the check and clients' loads do not. */
+int engine_adapter_load_unlisted(struct engine *, const char *name, const char *dir, uint64_t *version, struct err *e);
 /* Removes the name.  The adapter's memory is freed when the last request that uses it has ended. */
 int engine_adapter_unload(struct engine *, const char *name, struct err *e);
-/* The first `max` by name; returns how many. */
+/* The first `max` that are listed, by name; returns how many. */
 int engine_adapters_list(const struct engine *, struct adapter_info *out, int max);
 /* ERR_NOT_FOUND with the known names, as engine_submit would say. */
 int engine_adapter_check(const struct engine *, const char *name, struct err *e);

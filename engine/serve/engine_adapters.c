@@ -51,6 +51,12 @@ static void count_loading(struct engine *g, int more)
 
 int engine_adapter_load(struct engine *g, const char *name, const char *dir, uint64_t *version, struct err *e)
 {
+    if (name[0] == '@') return err_set(e, ERR_INVALID, "adapters whose name begins with '@' are the server's own");
+    return engine_adapter_load_unlisted(g, name, dir, version, e);
+}
+
+int engine_adapter_load_unlisted(struct engine *g, const char *name, const char *dir, uint64_t *version, struct err *e)
+{
     struct adapter_load l = {.name = name};
     count_loading(g, 1);
     if (adapters_read(&g->adapters, name, dir, &g->s.model.c, &l.adapter, &l.e) == 0) {

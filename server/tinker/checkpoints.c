@@ -8,6 +8,7 @@
 #include "server/store/data_dir.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,8 @@
 
 static const char ROOT[] = "tinker", SCHEME[] = "tinker://", NOTE[] = "checkpoint.json";
 static const char *const kinds[] = {"weights", "sampler_weights"};
+/* Of all directories: who reads one, replaces it, or finds that it has expired, sees it as it stays meanwhile. */
+static pthread_mutex_t files = PTHREAD_MUTEX_INITIALIZER;
 enum { UNFINISHED_SECONDS = 3600 /* after which what was begun is a killed process's */ };
 
 void checkpoint_free(struct checkpoint *c)
@@ -113,6 +116,7 @@ static void put_note(struct buf *b, const struct checkpoint *c)
     buf_printf(b, ",\"rank\":%d,\"train_attn\":%s,\"train_mlp\":%s,\"train_unembed\":%s,\"created\":%lld", c->rank,
                c->attn ? "true" : "false", c->mlp ? "true" : "false", c->unembed ? "true" : "false",
                (long long)c->created);
+    if (c->expires) buf_printf(b, ",\"expires\":%lld", (long long)c->expires);
     if (c->metadata) buf_printf(b, ",\"user_metadata\":%s", c->metadata);
     buf_str(b, "}\n");
 }
@@ -127,6 +131,7 @@ static void read_note(struct checkpoint *c, const cJSON *tree, struct err *e)
     json_get_string(&at, "base_model", &base);
     json_get_int(&at, "rank", 0, INT32_MAX, &rank);
     json_get_int(&at, "created", 0, INT64_MAX / 2, &c->created);
+    json_get_int(&at, "expires", 0, INT64_MAX / 2, &c->expires);
     json_get_bool(&at, "train_attn", &c->attn);
     json_get_bool(&at, "train_mlp", &c->mlp);
     json_get_bool(&at, "train_unembed", &c->unembed);
@@ -139,15 +144,17 @@ static void read_note(struct checkpoint *c, const cJSON *tree, struct err *e)
     c->metadata = b.data;
 }
 
-static int64_t read_expiry(const char *dir)
+/* When it was changed after it was saved. */
+static void read_expiry(struct checkpoint *c, const char *dir)
 {
     char *path = file_join(dir, "expires"), *text = NULL;
     size_t n;
-    int64_t at = 0;
-    if (!file_read(path, 64, &text, &n, &(struct err){0})) at = strtoll(text, NULL, 10);
+    if (!file_read(path, 64, &text, &n, &(struct err){0})) {
+        c->expires = strtoll(text, NULL, 10);
+        if (c->expires < 0) c->expires = 0;
+    }
     free(text);
     free(path);
-    return at > 0 ? at : 0;
 }
 
 /* All of it but whose it is, and whether it has expired. */
@@ -159,7 +166,7 @@ static int read_any(const char *data, struct checkpoint *c, struct err *e)
         cJSON *tree = json_parse(text, n, e);
         if (tree) read_note(c, tree, e);
         json_free(tree);
-        c->expires = read_expiry(dir);
+        read_expiry(c, dir);
     }
     free(text);
     free(dir);
@@ -173,7 +180,9 @@ static bool expired(const struct checkpoint *c)
 
 int checkpoint_read(const char *data, struct checkpoint *c, const char *owner, struct err *e)
 {
+    pthread_mutex_lock(&files);
     int rc = read_any(data, c, e);
+    pthread_mutex_unlock(&files);
     if (rc && rc != ERR_NOT_FOUND) return rc;
     if (!rc && !strcmp(c->owner, owner) && !expired(c)) return 0;
     struct buf b = {0};
@@ -191,8 +200,10 @@ int checkpoint_expire(const char *data, const struct checkpoint *c, int64_t expi
 {
     char text[32], *dir = checkpoint_dir(data, c), *path = file_join(dir, "expires");
     int n = snprintf(text, sizeof text, "%lld\n", (long long)expires);
+    pthread_mutex_lock(&files);
     int rc = file_replace(path, text, (size_t)n, e);
     if (!rc) rc = dir_sync(dir, e);
+    pthread_mutex_unlock(&files);
     free(path);
     free(dir);
     return rc;
@@ -204,6 +215,18 @@ static void count(void *arg, const char *name)
     *(int *)arg += checkpoint_name_ok(name);
 }
 
+/* Whether there are weights of this name, which are not over. */
+static bool is_there(const char *data, const struct checkpoint *c)
+{
+    struct checkpoint was = {.sampler = c->sampler};
+    struct err e = {0};
+    memcpy(was.run, c->run, sizeof was.run);
+    memcpy(was.name, c->name, sizeof was.name);
+    bool there = read_any(data, &was, &e) ? e.code != ERR_NOT_FOUND : !expired(&was);
+    checkpoint_free(&was);
+    return there;
+}
+
 int checkpoint_save(const char *data, const struct checkpoint *c, struct tuner *t, const char *model_dir,
                     bool overwrite, struct err *e)
 {
@@ -211,16 +234,17 @@ int checkpoint_save(const char *data, const struct checkpoint *c, struct tuner *
     char *dir = checkpoint_dir(data, c);
     int n = 0;
     buf_printf(&beside, "%s/%s/%s", ROOT, c->run, kinds[c->sampler]);
-    data_list(data, beside.data, count, &n);
     put_note(&note, c);
-    bool there = !access(dir, F_OK);
+    pthread_mutex_lock(&files);
+    data_list(data, beside.data, count, &n);
+    bool there = is_there(data, c);
     if (there && !overwrite)
         err_set(e, ERR_INVALID, "`path`: there are weights of the name %s already", c->name);
     else if (!there && n >= CHECKPOINTS_MAX)
         err_set(e, ERR_INVALID, "`path`: the run has %d saved weights already: delete some", CHECKPOINTS_MAX);
     else
         tuner_save(t, dir, !c->sampler, model_dir, note.data, note.len, e);
-    if (!e->code && c->expires) checkpoint_expire(data, c, c->expires, e);
+    pthread_mutex_unlock(&files);
     free(dir);
     buf_free(&note);
     buf_free(&beside);
@@ -228,16 +252,31 @@ int checkpoint_save(const char *data, const struct checkpoint *c, struct tuner *
 }
 
 /* At once for readers, whatever a crash leaves of the files. */
-void checkpoint_delete(const char *data, const struct checkpoint *c)
+static int delete(const char *data, const struct checkpoint *c, struct err *e)
 {
-    struct buf gone = {0};
+    struct buf gone = {0}, old = {0};
     char *dir = checkpoint_dir(data, c);
-    buf_printf(&gone, "%.*s.tmp-gone-%s", (int)(strrchr(dir, '/') + 1 - dir), dir, c->name);
+    buf_printf(&gone, "%.*s.gone-%s", (int)(strrchr(dir, '/') + 1 - dir), dir, c->name);
+    buf_printf(&old, "%s.old", dir); /* dir_replace's, which would come back */
     data_remove(gone.data);
-    if (!rename(dir, gone.data)) dir_sync_parent(dir);
+    data_remove(old.data);
+    if (rename(dir, gone.data))
+        err_set(e, ERR_IO, "%s cannot be deleted: %s", c->name, strerror(errno));
+    else
+        dir_sync_parent(dir);
     data_remove(gone.data);
     free(dir);
     buf_free(&gone);
+    buf_free(&old);
+    return e->code;
+}
+
+int checkpoint_delete(const char *data, const struct checkpoint *c, struct err *e)
+{
+    pthread_mutex_lock(&files);
+    int rc = delete(data, c, e);
+    pthread_mutex_unlock(&files);
+    return rc;
 }
 
 /* ---- listing -------------------------------------------------------------------------------------------------------
@@ -286,13 +325,13 @@ static void visit(struct walk *w, const char *run, size_t kind, const char *name
     struct err e = {0};
     snprintf(c.run, sizeof c.run, "%.*s", RUN_ID - 1, run);
     snprintf(c.name, sizeof c.name, "%.*s", CHECKPOINT_NAME - 1, name);
-    if (!w->owner && !strncmp(name, ".tmp-", 5)) {
+    if (!w->owner && (!strncmp(name, ".tmp-", 5) || !strncmp(name, ".gone-", 6))) {
         struct buf path = {0};
         buf_printf(&path, "%s/%s/%s/%s/%s", w->data, ROOT, run, kinds[kind], name);
         if (unfinished(path.data)) data_remove(path.data);
         buf_free(&path);
     } else if (checkpoint_name_ok(name) && !read_any(w->data, &c, &e)) {
-        if (!w->owner && expired(&c)) checkpoint_delete(w->data, &c);
+        if (!w->owner && expired(&c)) delete(w->data, &c, &e);
         if (w->owner && !expired(&c) && !strcmp(c.owner, w->owner)) {
             mem_grow(&w->v, &w->cap, w->n + 1, sizeof *w->v);
             w->v[w->n++] = c;
@@ -309,7 +348,11 @@ static void visit_run(struct walk *w, const char *run)
         struct buf folder = {0};
         buf_printf(&folder, "%s/%s/%s", ROOT, run, kinds[kind]);
         struct names all = names_in(w->data, folder.data);
-        for (size_t i = 0; i < all.n; i++) visit(w, run, kind, all.v[i]);
+        for (size_t i = 0; i < all.n; i++) {
+            pthread_mutex_lock(&files);
+            visit(w, run, kind, all.v[i]);
+            pthread_mutex_unlock(&files);
+        }
         names_free(&all);
         buf_free(&folder);
     }

@@ -4,7 +4,8 @@
  *     tinker/RUN/weights/NAME/            adapter, moments and steps of a run (tuner_files.h), for load_weights
  *     tinker/RUN/sampler_weights/NAME/    the adapter alone, to sample from
  *
- * checkpoint.json in each says whose it is; `expires` when it is to be deleted, in ms since 1970, if ever.  Only the
+ * checkpoint.json in each says whose it is, and when it is to be deleted, if ever; the file `expires`, in ms since 1970,
+ * when that was changed.  Only the
  * client that saved one sees it: by the name of its API key, or without keys by its address. */
 #ifndef TANDEM_SERVER_TINKER_CHECKPOINTS_H
 #define TANDEM_SERVER_TINKER_CHECKPOINTS_H
@@ -17,7 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { RUN_ID = 96, CHECKPOINT_NAME = 104, CHECKPOINTS_MAX = 4096 /* of a run */ };
+enum { RUN_ID = 96, CHECKPOINT_NAME = 104, CHECKPOINTS_MAX = 1024 /* of a run */ };
 
 struct tuner;
 
@@ -60,7 +61,7 @@ int checkpoint_save(const char *data, const struct checkpoint *, struct tuner *,
                     struct err *e);
 /* expires 0: never. */
 int checkpoint_expire(const char *data, const struct checkpoint *, int64_t expires, struct err *e);
-void checkpoint_delete(const char *data, const struct checkpoint *);
+int checkpoint_delete(const char *data, const struct checkpoint *, struct err *e);
 /* Those of `run`, NULL: of all runs, that owner may see, the oldest first.  (*n); each and the array are the caller's.
  */
 struct checkpoint *checkpoint_list(const char *data, const char *run, const char *owner, size_t *n);

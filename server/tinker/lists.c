@@ -119,7 +119,7 @@ static void begin(struct task *t)
 static bool read_page(struct http_req *req, struct task *t, int64_t otherwise)
 {
     struct err e = {0};
-    query_int(req->query, "limit", 1, 10000, otherwise, &t->limit, &e);
+    query_int(req->query, "limit", 1, 1000, otherwise, &t->limit, &e);
     if (!e.code) query_int(req->query, "offset", 0, INT32_MAX, 0, &t->offset, &e);
     if (!e.code) return true;
     tinker_refuse(req, &e);
@@ -274,7 +274,7 @@ static void change(struct task *t)
     memcpy(found.name, t->target.name, sizeof found.name);
     if (!checkpoint_read(data, &found, t->owner, &t->e)) {
         if (t->expires < 0)
-            checkpoint_delete(data, &found);
+            checkpoint_delete(data, &found, &t->e);
         else
             checkpoint_expire(data, &found, t->expires, &t->e);
     }
@@ -338,7 +338,7 @@ void api_tinker_sessions(struct http_req *req)
     struct buf b = {0};
     int64_t limit = 20, offset = 0, seen = 0;
     if (admission_refuses(req, NULL)) return;
-    query_int(req->query, "limit", 1, 10000, 20, &limit, &e);
+    query_int(req->query, "limit", 1, 1000, 20, &limit, &e);
     if (!e.code) query_int(req->query, "offset", 0, INT32_MAX, 0, &offset, &e);
     if (e.code) {
         tinker_refuse(req, &e);

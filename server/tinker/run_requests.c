@@ -152,7 +152,7 @@ void api_tinker_optim_step(struct http_req *req)
 /* ---- saving --------------------------------------------------------------------------------------------------------
  */
 
-enum { METADATA_MAX = 8 << 10 };
+enum { METADATA_MAX = 2 << 10 };
 
 static void read_metadata(struct json_at *at, struct checkpoint *c)
 {
@@ -212,9 +212,9 @@ static void publish(struct http_req *req, struct run *r, int64_t seq, bool share
     if (!c) return;
     c->shared = shared;
     if (shared)
-        snprintf(c->adapter, sizeof c->adapter, "tinker-%llu-live", (unsigned long long)r->number);
+        snprintf(c->adapter, sizeof c->adapter, "@tinker-%llu-live", (unsigned long long)r->number);
     else
-        snprintf(c->adapter, sizeof c->adapter, "tinker-%llu-%010lld", (unsigned long long)r->number, (long long)seq);
+        snprintf(c->adapter, sizeof c->adapter, "@tinker-%llu-%010lld", (unsigned long long)r->number, (long long)seq);
     run_call_add(r, c);
 }
 
@@ -295,8 +295,8 @@ static void load_into(struct http_req *req, struct json_at *at, const char *path
 {
     struct checkpoint saved = {0};
     int64_t seq = 0;
-    struct run *r = checkpoint_parse(&saved, path, at->e) ? NULL : read_call(req, at, &seq);
-    if (at->e->code && !r) return tinker_refuse(req, at->e);
+    if (checkpoint_parse(&saved, path, at->e)) return tinker_refuse(req, at->e);
+    struct run *r = read_call(req, at, &seq); /* NULL: it has answered */
     struct run_call *c = r ? run_call_new(req, r, CALL_LOAD, seq) : NULL;
     if (!c) return;
     c->saved = saved;

@@ -282,7 +282,7 @@ static void run_end(struct run *r)
         s->gone = true;
         s->run = NULL;
     }
-    snprintf(shared, sizeof shared, "tinker-%llu-live", (unsigned long long)r->number);
+    snprintf(shared, sizeof shared, "@tinker-%llu-live", (unsigned long long)r->number);
     engine_adapter_unload(r->model->engine, shared, &e);
     while (r->waiting) {
         struct run_call *c = r->waiting;

@@ -88,7 +88,7 @@ static void work_load(void *arg)
     struct opening *o = arg;
     int64_t steps;
     if (tuner_files_check(o->dir, &steps, &o->e)) return;
-    o->loaded = !engine_adapter_load(o->model->engine, o->adapter, o->dir, NULL, &o->e);
+    o->loaded = !engine_adapter_load_unlisted(o->model->engine, o->adapter, o->dir, NULL, &o->e);
 }
 
 static void after_load(void *arg)
@@ -118,7 +118,7 @@ static void on_found(struct http_req *req, struct checkpoint *c, struct served_m
     o->path = path.data;
     o->dir = checkpoint_dir(store_dir(o->app->store), c);
     snprintf(o->session, sizeof o->session, "%s", (const char *)arg);
-    snprintf(o->adapter, sizeof o->adapter, "tinker-saved-%010llu", (unsigned long long)++last);
+    snprintf(o->adapter, sizeof o->adapter, "@tinker-saved-%010llu", (unsigned long long)++last);
     model_use_again(m);
     model_hold(m);
     req->user = o;

@@ -190,7 +190,9 @@ def test_a_hostile_name_is_refused_and_makes_no_file(server, model, name):
 BAD = [("save_weights", {"seq_id": 0}), ("save_weights", {"seq_id": None}), ("save_weights", {"model_id": None}), ("save_weights", {"ttl_seconds": 0}),
        ("save_weights", {"ttl_seconds": 10**12}), ("save_weights", {"overwrite": "yes"}), ("save_weights", {"user_metadata": {"a": 1}}),
        ("save_weights", {"user_metadata": {"a": "b" * 10000}}), ("save_weights", {"user_metadata": []}), ("load_weights", {"path": None}),
-       ("load_weights", {"optimizer": 3}), ("load_weights", {"session_id": "0-0"}), ("load_weights", {"path": "tinker://a/weights/b"})]
+       ("load_weights", {"optimizer": 3}), ("load_weights", {"session_id": "0-0"}), ("load_weights", {"seq_id": 0}),
+       ("load_weights", {"seq_id": None}), ("load_weights", {"seq_id": "1"}), ("load_weights", {"model_id": 5}), ("load_weights", {"path": 5}),
+       ("load_weights", {"path": "tinker://a/weights/b"})]
 
 
 @pytest.mark.parametrize("path, change", BAD, ids=[f"{p} {c}"[:50] for p, c in BAD])
@@ -290,7 +292,25 @@ def test_lists_refuse_what_is_no_page(server):
     for path in "training_runs", "checkpoints", "sessions":
         assert call(server, f"{path}?limit=-1", None, "GET").status_code == 422
         assert call(server, f"{path}?offset=x", None, "GET").status_code == 422
-        assert call(server, f"{path}?limit=10000&offset=999999", None, "GET").status_code == 200
+        assert call(server, f"{path}?limit=1000&offset=999999", None, "GET").status_code == 200
+
+
+def test_no_other_route_has_the_adapters_of_samplers(server, service):
+    """Neither of saved weights nor of snapshots: they are their session's."""
+    client = new(service, rank=2)
+    step(server, client)
+    path = settled(client.save_weights_for_sampler("private")).path
+    samplers = settled(service.create_sampling_client(model_path=path)), client.save_weights_and_get_sampling_client()
+    prompt = types.ModelInput.from_ints([5, 6, 7])
+    for sampler in samplers:
+        assert len(settled(sampler.sample(prompt, 1, types.SamplingParams(max_tokens=2))).sequences[0].tokens)
+    assert server.get("/adapters").json()["adapters"] == [] and "@" not in server.get("/v1/models").text
+    for name in "@tinker-saved-0000000001", "@tinker-1-live", "@x":
+        body = {"model": name, "prompt": "a", "max_tokens": 1}
+        assert server.post("/v1/completions", body).status_code == 404
+        assert server.post("/generate", {"inputs": "a", "parameters": {"adapter_id": name}}).status_code == 422
+        assert server.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": "x"}).status_code in (400, 404)
+        assert requests.delete(server.url + "/adapters/" + name, timeout=PATIENCE).status_code == 404
 
 
 def test_another_keys_weights_are_not_found(start, tmp_path):  # noqa: F811

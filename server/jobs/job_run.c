@@ -185,31 +185,32 @@ void run_generate(struct run *r, void (*over)(void *run, const struct err *))
 
 /* ---- publishing ------------------------------------------------------------------------------------------------ */
 
-/* Loads the result before moving it to its name, so that one that cannot be served replaces nothing. */
+static void publish_result(struct run *r, const struct served_model *by)
+{
+    struct buf about = {0};
+    char *path = file_join(r->out, "tandem.json");
+    buf_printf(&about, "{\"job\":\"%s\",\"base\":", r->id);
+    json_put_string(&about, r->served->id, strlen(r->served->id));
+    if (r->acceptance > 0) buf_printf(&about, ",\"acceptance\":%.6f", r->acceptance);
+    buf_str(&about, "}\n");
+    if (data_write(path, about.data, about.len, &r->e) == 0)
+        published_put(by, r->spec.serve_as, r->out, r->target, r->before, &r->e);
+    buf_free(&about);
+    free(path);
+}
+
 void run_publish(uv_work_t *w)
 {
     struct run *r = w->data;
-    bool lora = r->spec.p.method != TRAIN_FULL;
+    struct served_model *by = r->spec.p.method != TRAIN_FULL ? r->served : NULL;
     crash_thread_begin();
     r->e.code = 0;
     r->error_code = "publishing_failed";
     r->withheld = r->spec.gate && !r->published && r->best_step <= 0;
-    if (r->withheld) {
+    if (r->withheld)
         data_remove(r->out);
-        return;
-    }
-    if (lora && adapters_publish_dir(r->served, r->spec.serve_as, r->published ? r->target : r->out, &r->e)) return;
-    if (!r->published) {
-        struct buf about = {0};
-        char *path = file_join(r->out, "tandem.json");
-        buf_printf(&about, "{\"job\":\"%s\",\"base\":", r->id);
-        json_put_string(&about, r->served->id, strlen(r->served->id));
-        if (r->acceptance > 0) buf_printf(&about, ",\"acceptance\":%.6f", r->acceptance);
-        buf_str(&about, "}\n");
-        if (data_write(path, about.data, about.len, &r->e) == 0) published_put(r->out, r->target, r->before, &r->e);
-        buf_free(&about);
-        free(path);
-    } else {
+    else if (!r->published)
+        publish_result(r, by);
+    else if (!by || adapters_publish_dir(by, r->spec.serve_as, r->target, &r->e) == 0)
         published_end(r->out, r->before);
-    }
 }

@@ -26,9 +26,9 @@ static int exchange(const char *a, const char *b)
 {
     int rc = renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE);
     if (!rc || (errno != EINVAL && errno != ENOSYS)) return rc;
-    /* the file system has no atomic exchange: three steps */
+    /* the file system has no atomic exchange: three steps.  No adapter has a name with a tilde. */
     struct buf aside = {0};
-    buf_printf(&aside, "%s.aside", a);
+    buf_printf(&aside, "%s~aside", a);
     data_remove(aside.data);
     rc = rename(b, aside.data);
     if (!rc && rename(a, b)) {
@@ -70,10 +70,13 @@ static int put(const char *out, const char *target, struct err *e)
     return data_sync_parent(target, e) || data_sync_parent(out, e) ? e->code : 0;
 }
 
-int published_put(const char *out, const char *target, const char *before, struct err *e)
+/* Loads the result before moving it to its name, so that one that cannot be served replaces nothing. */
+int published_put(const struct served_model *m, const char *name, const char *out, const char *target,
+                  const char *before, struct err *e)
 {
     pthread_mutex_lock(&changing);
-    int rc = put(out, target, e);
+    int rc = m ? adapters_publish_dir(m, name, out, e) : 0;
+    if (!rc) rc = put(out, target, e);
     pthread_mutex_unlock(&changing);
     if (!rc) published_end(out, before);
     return rc;

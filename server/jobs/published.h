@@ -9,8 +9,10 @@
 
 struct served_model;
 
-/* Moves the directory `out` to `target`, and what was there before to `before`; before NULL: removes it. */
-int published_put(const char *out, const char *target, const char *before, struct err *);
+/* Moves the directory `out` to `target`, and what was there before to `before`; before NULL: removes it.  m: the model
+ * that serves the adapter under the name from then on; NULL: the result is none. */
+int published_put(const struct served_model *m, const char *name, const char *out, const char *target,
+                  const char *before, struct err *);
 /* After a crash between the two halves of published_put: ends it.  No `out`: nothing is left to do. */
 void published_end(const char *out, const char *before);
 

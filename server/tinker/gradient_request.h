@@ -12,13 +12,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* A datum with one of its candidates a position. */
 struct gradient_row {
     int n;
     int32_t *id, *target;    /* (n) */
     float *old, *advantage;  /* (n) logprobs, advantages; of cross_entropy advantage: weights, and no old */
     float *weight, *logprob; /* (n) of the gradient; the result */
     float *sampled;          /* (n) see tuner_row */
-    bool has_target, has_old, has_advantage;
 };
 
 struct gradient_request {
@@ -27,7 +27,10 @@ struct gradient_request {
     bool forward_only;
     enum loss loss;
     struct loss_config config;
-    struct gradient_row *row; /* (n_rows) owned */
+    int n_data;
+    size_t candidates;        /* targets of a position: each is a row of its own, with the same ids */
+    bool wide;                /* the targets' shape says how many */
+    struct gradient_row *row; /* (n_rows = n_data * candidates) owned; those of a datum one behind the other */
     int n_rows;
     float *values;           /* what the rows point to; owned */
     double sum;              /* of the loss */

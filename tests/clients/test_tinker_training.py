@@ -106,6 +106,37 @@ def test_a_loss_and_its_gradient_are_those_of_its_formula(server, service, loss)
     assert settled(client.optim_step(types.AdamParams(learning_rate=0))).metrics["grad_norm:mean"] == pytest.approx(0, abs=1e-3)
 
 
+def sparse(values, kind):
+    """CSR as the client writes it: what is 0 is not listed."""
+    row, column = np.nonzero(values)
+    starts = np.searchsorted(row, np.arange(len(values) + 1)).tolist()
+    try:
+        return types.TensorData(data=np.asarray(values[row, column], kind), dtype=kind, shape=list(values.shape),
+                                sparse_crow_indices=starts, sparse_col_indices=column.tolist())
+    except TypeError:
+        pytest.skip("this version of the client has no sparse tensors")
+
+
+@pytest.mark.parametrize("form", [tensor, sparse])
+def test_several_targets_a_position(server, service, form):
+    """The loss and the gradient are the sums over the candidates; the log-probabilities have the targets' shape."""
+    ids = encode(server, TEXTS[0])
+    n, k, random, client = len(ids) - 1, 3, np.random.default_rng(6), trainer(service, seed=5)
+    weights = random.normal(0, 1, (n, k)) * (random.random((n, k)) < 0.7)
+    targets = np.where(weights != 0, random.integers(5, 900, (n, k)), 0)
+    prompt = types.ModelInput.from_ints(ids[:-1])
+    wide = types.Datum(model_input=prompt, loss_fn_inputs={"target_tokens": form(targets, "int64"), "weights": form(weights, "float32")})
+    output = settled(client.forward_backward([wide, wide], "cross_entropy"))
+    p = logprobs(output)
+    assert p[0].shape == (n, k) and p[0].tobytes() == p[1].tobytes()
+    assert output.metrics["loss:sum"] == pytest.approx(-2 * (weights.astype("float32") * p[0]).sum(), rel=1e-4, abs=1e-4)
+    for j in range(k):
+        one = types.Datum(model_input=prompt, loss_fn_inputs={"target_tokens": tensor(targets[:, j], "int64"),
+                                                              "weights": tensor(-2 * weights[:, j], "float32")})
+        assert logprobs(settled(client.forward_backward([one], "cross_entropy")))[0] == pytest.approx(p[0][:, j], abs=1e-5)
+    assert settled(client.optim_step(types.AdamParams(learning_rate=0))).metrics["grad_norm:mean"] == pytest.approx(0, abs=1e-3)
+
+
 def test_runs_of_different_rank_side_by_side(server, service):
     data = rows(server)
     clients = [trainer(service, rank=r, seed=2, train_attn=r > 2, train_unembed=False) for r in (2, 16)]

@@ -67,6 +67,15 @@ def f32(*v):
     return np.array(v, "<f4")
 
 
+def csr(d, rows, columns, values, shape, name="target_tokens", dtype=pb.DTYPE_INT64):
+    t = d.loss_fn_inputs[name]
+    t.Clear()
+    t.sparse_csr.values = np.array(values, {pb.DTYPE_INT64: "<i8", pb.DTYPE_FLOAT32: "<f4"}[dtype]).tobytes()
+    t.sparse_csr.crow_indices, t.sparse_csr.col_indices = np.array(rows, "<i8").tobytes(), np.array(columns, "<i8").tobytes()
+    t.dtype = dtype
+    t.shape[:] = shape
+
+
 BAD = {
     "nothing": lambda m: b"", "zeros": lambda m: bytes(64), "ones": lambda m: b"\xff" * 64, "json": lambda m: b'{"model_id": "x"}',
     "endless varint": lambda m: b"\x10" + b"\x80" * 100, "a length beyond the end": lambda m: b"\x1a\xff\xff\xff\xff\x0f",
@@ -88,7 +97,22 @@ BAD = {
     "no dtype": edit(lambda m, d: put(d, "target_tokens", np.array([6] * 4, "<i8"), 0)),
     "an unknown dtype": edit(lambda m, d: put(d, "target_tokens", np.array([6] * 4, "<i8"), 99)),
     "a dtype of another size": edit(lambda m, d: put(d, "target_tokens", np.array([6] * 4, "<i8"), pb.DTYPE_FLOAT32)),
-    "several targets": edit(lambda m, d: put(d, "target_tokens", np.array([6] * 8, "<i8"), pb.DTYPE_INT64, [4, 2])),
+    "several targets, one too few": edit(lambda m, d: put(d, "target_tokens", np.array([6] * 7, "<i8"), pb.DTYPE_INT64, [4, 2])),
+    "several targets, one weight each": edit(lambda m, d: (put(d, "target_tokens", np.array([6] * 8, "<i8"), pb.DTYPE_INT64, [4, 2]),
+                                                           put(d, "weights", f32(1, 1, 1, 1), pb.DTYPE_FLOAT32))),
+    "no target a position": edit(lambda m, d: put(d, "target_tokens", np.array([], "<i8"), pb.DTYPE_INT64, [4, 0])),
+    "too many targets a position": edit(lambda m, d: put(d, "target_tokens", np.zeros(8000, "<i8"), pb.DTYPE_INT64, [4, 2000])),
+    "a shape of other positions": edit(lambda m, d: put(d, "target_tokens", np.array([6] * 4, "<i8"), pb.DTYPE_INT64, [2, 2])),
+    "three dimensions": edit(lambda m, d: put(d, "target_tokens", np.array([6] * 4, "<i8"), pb.DTYPE_INT64, [4, 1, 1])),
+    "a negative dimension": edit(lambda m, d: put(d, "target_tokens", np.array([6] * 4, "<i8"), pb.DTYPE_INT64, [4, -1])),
+    "several targets of ppo": edit(lambda m, d: (put(d, "target_tokens", np.array([6] * 8, "<i8"), pb.DTYPE_INT64, [4, 2]), setattr(m, "loss_fn", "ppo"))),
+    "csr: a column beyond": edit(lambda m, d: csr(d, [0, 1, 1, 1, 1], [1], [6], [4, 1])),
+    "csr: a negative column": edit(lambda m, d: csr(d, [0, 1, 1, 1, 1], [-1], [6], [4, 1])),
+    "csr: too few rows": edit(lambda m, d: csr(d, [0, 1, 1], [0], [6], [4, 1])),
+    "csr: rows that go back": edit(lambda m, d: csr(d, [0, 1, 0, 1, 1], [0], [6], [4, 1])),
+    "csr: rows beyond": edit(lambda m, d: csr(d, [0, 9, 9, 9, 1], [0], [6], [4, 1])),
+    "csr: rows below 0": edit(lambda m, d: csr(d, [0, -5, 0, 0, 1], [0], [6], [4, 1])),
+    "csr: more columns than values": edit(lambda m, d: csr(d, [0, 2, 2, 2, 2], [0, 0], [6], [4, 1])),
     "sparse": edit(lambda m, d: setattr(d.loss_fn_inputs["weights"].sparse_csr, "values", b"")),
     "nan weights": edit(lambda m, d: put(d, "weights", f32(np.nan, 1, 1, 1), pb.DTYPE_FLOAT32)),
     "infinite weights": edit(lambda m, d: put(d, "weights", f32(1, 1, 1, np.inf), pb.DTYPE_FLOAT32)),

@@ -26,10 +26,10 @@ static void check_output(const struct gradient_request *q)
 static void check_rows(const struct gradient_request *q)
 {
     struct err e = {0};
-    CHECK(q->n_rows > 0 && q->loss < LOSSES);
+    CHECK(q->n_data > 0 && (size_t)q->n_rows == (size_t)q->n_data * q->candidates && q->loss < LOSSES);
     for (int i = 0; i < q->n_rows; i++) {
         const struct gradient_row *r = &q->row[i];
-        CHECK(r->n > 0 && r->has_target);
+        CHECK(r->n > 0);
         for (int k = 0; k < r->n; k++) CHECK(r->target[k] >= 0 && isfinite(r->advantage[k]) && isfinite(r->old[k]));
         loss_of(q->loss, &q->config, r->n, r->logprob, r->old, r->advantage, r->weight);
     }

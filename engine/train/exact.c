@@ -268,7 +268,7 @@ void train_exact_embed(struct op_chunks c, const struct train_exact *x, const st
 
 void train_exact_adapt(struct op_chunks c, const struct site *s, int expert, struct mat y, struct mat x)
 {
-    struct lora_part part[SITE_PARTS];
+    struct lora_part part[SITE_PARTS] = {0}; /* a site has at least one */
     size_t e = (size_t)expert, r = (size_t)s->r, k = (size_t)s->k;
     for (int i = 0; i < s->n_parts; i++) {
         const struct site_part *t = &s->part[i];

@@ -136,7 +136,7 @@ static void sample_one(const float *logits, int V, const struct sample_row *r, s
     if (r->forced >= 0) {
         id = r->forced;
         o->rank = 1;
-        for (int i = 0; i < V; i++) o->rank += logits[i] > logits[id] || (logits[i] == logits[id] && i < id);
+        for (int i = 0; i < V; i++) o->rank += logits[i] > logits[id] || (i < id && logits[i] == logits[id]);
     } else {
         for (int i = 0; i < V; i++) z[i] = !r->allowed || r->allowed[i / 32] >> i % 32 & 1 ? logits[i] : -INFINITY;
         apply_penalties(z, r);

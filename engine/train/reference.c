@@ -18,16 +18,18 @@ static int run(struct train *t, struct err *e)
     return train_device_failed(t, e) ? e->code : 0;
 }
 
-/* Without dropout, which would make the distance of two distributions that of their noise. */
+/* Without dropout, which would make the distance of two distributions that of their noise.  base: without adapters,
+ * of which the experts have a pointer of their own. */
 static int run_plain(struct train *t, bool base, struct err *e)
 {
     float dropout = t->tm.dropout;
-    const struct site *site = t->tm.site;
+    const struct site *site = t->tm.site, *of_experts = t->tm.experts.site;
     t->tm.dropout = 0;
-    if (base) t->tm.site = NULL;
+    if (base) t->tm.site = t->tm.experts.site = NULL;
     int rc = run(t, e);
     t->tm.dropout = dropout;
     t->tm.site = site;
+    t->tm.experts.site = of_experts;
     return rc;
 }
 

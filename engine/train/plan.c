@@ -79,6 +79,17 @@ static const char *less_activations(const struct train *t)
                      : "let micro_tokens be auto, or lower micro_tokens and max_length";
 }
 
+/* The refusal when most of what a job needs is the reference's log-probabilities, of kto for each epoch. */
+static int less_reference(const struct train *t, double need, double room, struct err *e)
+{
+    return err_set(e, ERR_NOMEM,
+                   "training needs %.2f GiB (%.2f for the reference's log-probabilities of %llu rows and %d epochs), "
+                   "%.2f GiB are available: %s",
+                   need / GIB, (double)t->plan.reference_bytes / GIB, (unsigned long long)t->rows.n + t->eval.n,
+                   t->rows.epochs, room / GIB,
+                   t->objective.singles && t->rows.epochs > 1 ? "lower epochs" : "train on fewer rows");
+}
+
 /* The largest allocations are arrays of all trained parameters, or of activations (activations: bytes of the largest of
  * these).  The scratch memory of ops is known less precisely. */
 static int check_block(const struct train *t, size_t block, size_t activations, struct err *e)
@@ -122,6 +133,16 @@ static double macs_per_token(const struct train *t)
     return t->lora_method ? 2 * weights + 3 * (double)t->plan.trainable : 3 * weights;
 }
 
+/* Beside a device with its own memory: copies of the parameters and their moments (bytes), and the reference. */
+static int check_host(const struct train *t, double copies, struct err *e)
+{
+    double reference = (double)t->plan.reference_bytes, need = copies + reference, room = (double)memory_available();
+    if (need <= 0.95 * room) return 0;
+    if (reference > copies) return less_reference(t, need, room, e);
+    return err_set(e, ERR_NOMEM, "training needs %.2f GiB of the host for copies of %zu parameters and their moments",
+                   need / GIB, t->o.trained);
+}
+
 /* Chooses whether activations are recomputed, and rejects jobs that do not fit. */
 static int plan_memory(struct train *t, struct err *e)
 {
@@ -132,11 +153,8 @@ static int plan_memory(struct train *t, struct err *e)
     int copies = 2 + average + (t->eval.n && !own ? 1 : 0), host_copies = own ? 1 + average + (t->eval.n ? 1 : 0) : 0;
     size_t block, largest, room = room_for(t->d, t->p.memory_mib, &block);
     p->moment_bytes = 2 * optim_moment_floats(&t->o) * sizeof(float);
-    double host = own ? (double)host_copies * (double)t->o.n * 4 + (double)p->moment_bytes : 0;
-    if (host > 0.95 * (double)memory_available())
-        return err_set(e, ERR_NOMEM,
-                       "training needs %.2f GiB of the host for copies of %zu parameters and their moments", host / GIB,
-                       t->o.trained);
+    if (train_reference_bytes(t, &p->reference_bytes, e)) return e->code;
+    if (own && check_host(t, (double)host_copies * (double)t->o.n * 4 + (double)p->moment_bytes, e)) return e->code;
     p->weight_bytes = t->model->w.bytes;
     p->trainable = t->o.trained;
     p->macs_per_token = macs_per_token(t);
@@ -144,9 +162,11 @@ static int plan_memory(struct train *t, struct err *e)
     p->state_bytes = (size_t)copies * t->o.n * sizeof(float) + muon_bytes(&t->o.muon);
     if (!p->offload) p->state_bytes += p->moment_bytes;
     if (!t->lora_method) p->state_bytes += train_full_bytes(&t->full);
+    if (!own) p->state_bytes += p->reference_bytes;
     double need = fit(t, room, block, &largest);
     note_machine(t, own, room);
     if (need <= 0.95 * (double)room) return check_block(t, block, largest, e);
+    if (!own && (double)p->reference_bytes > need / 2) return less_reference(t, need, (double)room, e);
     bool state = (double)p->state_bytes > need / 2;
     return err_set(
         e, ERR_NOMEM,

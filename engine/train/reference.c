@@ -166,10 +166,28 @@ static int compute(struct progress *p, struct err *e)
     return rc;
 }
 
+/* The number of the rows' log-probabilities.  @return whether their bytes are a size. */
+static bool count(const struct train_rows *rows, bool singles, size_t *n)
+{
+    size_t each = singles ? 1 + (size_t)rows->epochs : 2, bytes;
+    return !__builtin_mul_overflow((size_t)rows->n, each, n) && !__builtin_mul_overflow(*n, sizeof(double), &bytes);
+}
+
+int train_reference_bytes(const struct train *t, size_t *bytes, struct err *e)
+{
+    size_t n = 0, of_eval = 0;
+    bool singles = t->objective.singles;
+    if (t->objective.reference &&
+        (!count(&t->rows, singles, &n) || !count(&t->eval, singles, &of_eval) ||
+         __builtin_add_overflow(n, of_eval, &n) || __builtin_mul_overflow(n, sizeof(double), &n)))
+        return err_set(e, ERR_NOMEM, "too many log-probabilities of the reference: lower epochs, or train on fewer rows");
+    *bytes = n;
+    return 0;
+}
+
 static int allocate(struct reference *r, const struct train_rows *rows, bool singles, struct err *e)
 {
-    r->n = (size_t)rows->n * (size_t)(singles ? 1 + rows->epochs : 2);
-    r->v = calloc(r->n ? r->n : 1, sizeof *r->v);
+    if (count(rows, singles, &r->n)) r->v = calloc(r->n ? r->n : 1, sizeof *r->v);
     return r->v ? 0 : err_set(e, ERR_NOMEM, "no memory for %zu log-probabilities of the reference", r->n);
 }
 

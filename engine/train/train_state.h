@@ -122,6 +122,8 @@ int train_write_result(struct train *, struct err *);
 /* reference.c: log-probabilities of preferences beside the steps.  The rows must be nobody else's. */
 /* Those of the reference, computed or read from the job's directory.  @return 0; ERR_FULL: a command came. */
 int train_reference_open(struct train *, struct err *e);
+/* The bytes that they take on the host; 0: the method has no reference.  After the rows and the objective are set. */
+int train_reference_bytes(const struct train *, size_t *bytes, struct err *);
 /* kto: sets the objective's kl for a step of rows, or of eval.  @return 0, or *e. */
 int train_reference_kl(struct train *, bool eval, int64_t step, struct err *e);
 

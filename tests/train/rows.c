@@ -13,7 +13,7 @@ uint64_t dataset_rows(const struct dataset *s)
 
 struct dataset_row dataset_row(const struct dataset *s, uint64_t i)
 {
-    return s->row[i];
+    return s->row[i % ROWS_MAX];
 }
 
 const char *dataset_row_source(const struct dataset *s, uint64_t i)

@@ -8,7 +8,7 @@
 enum { ROWS_MAX = 64, ROW_TOKENS_MAX = 64 };
 
 struct dataset {
-    uint64_t n, hash;
+    uint64_t n, hash;   /* n beyond ROWS_MAX: they are repeated */
     const char *source; /* that dataset_row_source says */
     struct dataset_row row[ROWS_MAX];
     int32_t id[ROWS_MAX][ROW_TOKENS_MAX];

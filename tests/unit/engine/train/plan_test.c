@@ -63,6 +63,42 @@ static void test_refused(void **state)
     model_close(&sinks);
 }
 
+/* kto keeps log-probabilities of the reference for each epoch; held-out rows have one epoch. */
+static void test_reference_is_counted(void **state)
+{
+    (void)state;
+    enum { ROWS = 4096, EPOCHS = 1000 };
+    struct model m = open_model("llama-gqa", "cpu", 1);
+    struct dataset *from = rows_make(ROWS_MAX, m.c.vocab, 3), *data = calloc(1, sizeof *data);
+    assert_non_null(data);
+    for (int i = 0; i < ROWS_MAX; i++)
+        rows_add_preference(data, from->id[i], from->trained[i], from->row[i].n, 0, DATASET_DESIRABLE);
+    data->n = ROWS;
+    struct train_job job = {.p = params(TRAIN_KTO), .data = data, .dir = scratch};
+    struct train_plan one, many;
+    struct err e = {0};
+    job.p.epochs = 1;
+    job.p.eval_fraction = 0.25;
+    job.p.memory_mib = 24; /* less than the 1000 epochs' */
+    if (train_plan_job(&job, &m, NULL, &one, &e)) fail_msg("%s", e.msg);
+    assert_int_equal(one.rows + one.eval_rows, ROWS);
+    assert_int_equal(one.reference_bytes, ROWS * 2 * sizeof(double));
+    job.p.epochs = EPOCHS;
+    refused(&job, &m, "for the reference's log-probabilities of 4096 rows and 1000 epochs)");
+    refused(&job, &m, "lower epochs");
+    job.p.memory_mib = 0;
+    if (train_plan_job(&job, &m, NULL, &many, &e)) fail_msg("%s", e.msg);
+    size_t bytes = ((size_t)many.rows * (1 + EPOCHS) + (size_t)many.eval_rows * 2) * sizeof(double);
+    assert_int_equal(many.reference_bytes, bytes);
+    assert_int_equal(many.state_bytes - one.state_bytes, bytes - one.reference_bytes);
+    job.p.max_steps = 1; /* ends in the first epoch */
+    if (train_plan_job(&job, &m, NULL, &many, &e)) fail_msg("%s", e.msg);
+    assert_int_equal(many.reference_bytes, one.reference_bytes);
+    free(from);
+    free(data);
+    model_close(&m);
+}
+
 static void *wait_for_device(void *gate)
 {
     scheduler_gate_pass(gate);
@@ -97,6 +133,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_reference_is_counted),
         cmocka_unit_test(test_plan_beside),
     };
     rig_begin(argc, argv);

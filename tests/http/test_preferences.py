@@ -1,7 +1,11 @@
 """Preference training: with `tandem train`, killed at any step, and as jobs of the daemon."""
+import fcntl
+import itertools
 import json
+import os
 import re
 import signal
+import sqlite3
 import subprocess
 
 import pytest
@@ -64,20 +68,32 @@ def test_it_learns_to_prefer(data, tmp_path, method):
     assert {f"train/{r}" for r in wanted} <= set(tags) and any(t.startswith("eval/rewards/") for t in tags)
 
 
+def kill_after(words, said):
+    """Kills it once it has said so.  Its pipe holds one write, so however slowly that is read, it has got no further than the next."""
+    reading, writing = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)  # packets, one each page
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 1)  # the least, a page
+    with subprocess.Popen(words, stderr=writing, cwd=ROOT, env=ENV) as p, open(reading, "rb", buffering=0) as err:
+        os.close(writing)
+        text = b""
+        while said.encode() not in text:
+            part = err.read(65536)
+            assert part, text.decode()
+            text += part
+        p.kill()
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_killed(data, tmp_path, method):
     """At the plan, while the reference is computed perhaps, and after some steps: the bytes of an unbroken run."""
-    more = ["--epochs", 100, "--max-steps", 60, "--save-steps", 1, "--eval-steps", 25, "--eval-fraction", "0.1", "--lora-dropout", "0.1"]
+    more = ["--epochs", 100, "--max-steps", 24, "--save-steps", 1, "--eval-steps", 10, "--eval-fraction", "0.1", "--lora-dropout", "0.1"]
     rows = data(method)
     whole = train(rows, tmp_path / "whole", method, *more)
     assert whole.returncode == 0, whole.stderr
-    for line in ("tokens an epoch", "step 2 of", "step 7 of"):
-        with subprocess.Popen(command(rows, tmp_path / "broken", method, *more), stderr=subprocess.PIPE, cwd=ROOT, env=ENV, text=True) as p:
-            assert any(line in said for said in p.stderr)
-            p.kill()
+    for said in ("parameters are trained", "step 2 of", "step 7 of", "step 12 of"):
+        kill_after(command(rows, tmp_path / "broken", method, *more), said)
     assert not (tmp_path / "broken").exists()
     rest = train(rows, tmp_path / "broken", method, *more)
-    assert rest.returncode == 0 and "going on after step" in rest.stderr, rest.stderr
+    assert rest.returncode == 0 and "going on after step 1" in rest.stderr, rest.stderr
     assert files(tmp_path / "broken") == files(tmp_path / "whole")
 
 
@@ -86,12 +102,10 @@ def test_from_an_adapter(data, tmp_path, method):
     """The adapter, as the job finds it, is the reference, also after the job was killed."""
     first = train(data("orpo"), tmp_path / "first", "orpo", "--epochs", 4)
     assert first.returncode == 0, first.stderr
-    rows, more = data(method), ["--from", tmp_path / "first", "--epochs", 100, "--max-steps", 60, "--save-steps", 1]
+    rows, more = data(method), ["--from", tmp_path / "first", "--epochs", 100, "--max-steps", 24, "--save-steps", 1]
     whole = train(rows, tmp_path / "whole", method, *more)
     assert whole.returncode == 0 and re.search(r"^step 1 of .* rewards/\w+ -?0 ", whole.stderr, re.M), whole.stderr
-    with subprocess.Popen(command(rows, tmp_path / "broken", method, *more), stderr=subprocess.PIPE, cwd=ROOT, env=ENV, text=True) as p:
-        assert any("step 7 of" in said for said in p.stderr)
-        p.kill()
+    kill_after(command(rows, tmp_path / "broken", method, *more), "step 7 of")
     rest = train(rows, tmp_path / "broken", method, *more)
     assert rest.returncode == 0 and "going on after step" in rest.stderr, rest.stderr
     assert files(tmp_path / "broken") == files(tmp_path / "whole")
@@ -99,13 +113,20 @@ def test_from_an_adapter(data, tmp_path, method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_micro_batches(data, tmp_path, method):
-    """With auto the bytes do not depend on how a step is divided."""
-    rows, all_bytes = data(method), []
-    for i, memory in enumerate((["--memory-mib", 64], [])):
-        got = train(rows, tmp_path / f"out{i}", method, "--max-steps", 6, "--micro-tokens", "auto", "--batch-tokens", 512, *memory)
-        assert got.returncode == 0, got.stderr
-        all_bytes.append(files(tmp_path / f"out{i}"))
-    assert all_bytes[0] == all_bytes[1]
+    """With auto the bytes do not depend on how a step is divided: with the least memory that will do, and with all."""
+    pairs = [{"prompt": f"The {a} and the {b} went", "chosen": f" to see the {c} near the old {a}.", "rejected": f" {c} {b} {c} {b} {a} {a}!"}
+             for i, a in enumerate(WORDS) for b, c in zip(WORDS, WORDS[i:] + WORDS[:i])]
+    singles = [{"prompt": p["prompt"], "completion": p[side], "label": side == "chosen"} for p in pairs for side in ("chosen", "rejected")]
+    rows, tokens = data(method, singles if method == "kto" else pairs), []
+    for name, budgets in (("less", (2 ** i for i in range(2, 12))), ("all", (0,))):
+        for mib in budgets:
+            got = train(rows, tmp_path / name, method, "--max-steps", 3, "--micro-tokens", "auto", "--batch-tokens", 2048, "--memory-mib", mib)
+            if got.returncode == 0:
+                break
+            assert "GiB are available" in got.stderr, got.stderr
+        tokens.append(int(re.search(r"activations of (\d+) tokens", got.stderr)[1]))
+    assert tokens[0] <= 1024 and tokens[1] == 2048
+    assert files(tmp_path / "less") == files(tmp_path / "all")
 
 
 @pytest.mark.parametrize("quantize", ["int8", "nf4"])
@@ -176,13 +197,22 @@ def test_a_killed_daemon(start, tmp_path):
     def adapter(folder):
         return {p.name: p.read_bytes() for p in (folder / "adapters/mine").iterdir() if p.name != "tandem.json"}
     job = body("kto", "mine", max_steps=40, save_steps=2)
+    for steps in (40 * 4 ** i for i in itertools.count()):  # a longer one when the job has ended before the kill
+        job, broken = body("kto", "mine", max_steps=steps, save_steps=2), tmp_path / f"broken{steps}"
+        s = start("--data-dir", broken)
+        job_id = s.post("/train", job).json()["id"]
+        wait_step(s, job_id, 5)
+        s.signal(signal.SIGKILL)
+        s.wait()
+        db = sqlite3.connect(broken / "jobs.sqlite")
+        status = db.execute("SELECT status FROM jobs WHERE id = ?", (job_id,)).fetchone()[0]
+        db.close()
+        with start("--data-dir", broken) as s:
+            assert wait_over(s, job_id)["status"] == "succeeded"
+            said = [e["message"] for e in events(s, job_id)]
+        if status == "running":
+            break
+    assert any("Going on from the checkpoint at step" in m for m in said), said
     with start("--data-dir", tmp_path / "whole") as s:
         assert wait_over(s, s.post("/train", job).json()["id"])["status"] == "succeeded"
-    s = start("--data-dir", tmp_path / "broken")
-    job_id = s.post("/train", job).json()["id"]
-    wait_step(s, job_id, 5)
-    s.signal(signal.SIGKILL)
-    s.wait()
-    with start("--data-dir", tmp_path / "broken") as s:
-        assert wait_over(s, job_id)["status"] == "succeeded"
-    assert adapter(tmp_path / "broken") == adapter(tmp_path / "whole")
+    assert adapter(broken) == adapter(tmp_path / "whole")

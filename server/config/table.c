@@ -293,6 +293,8 @@ static const struct setting_option table[] = {
      "measure steps of fine-tuning instead, of --batch rows (1,4,16 unless given) of --lengths tokens"},
     {"lengths", "Bench", SETTING_STRING, AT(lengths), "128,512", 0, 0, NULL, CMD_BENCH, true, "LIST",
      "with --train: tokens of a row; those beyond the model's positions are left out unless given"},
+    {"method", "Bench", SETTING_CHOICE, AT(method), "lora", 0, 0, "lora|qlora|full", CMD_BENCH, true, "METHOD",
+     "with --train: an adapter; an adapter on weights that are quantised; all weights"},
     {"switches", "Bench", SETTING_BOOL, AT(switches), "true", 0, 0, NULL, CMD_BENCH, true, NULL,
      "with --train: also recomputation, bf16, packing and the base's quantisation, each on and off"},
     {"baseline", "Bench", SETTING_STRING, AT(baseline), NULL, 0, 0, NULL, CMD_BENCH, true, "FILE",
@@ -303,7 +305,7 @@ static const struct setting_option table[] = {
      "measure single operations in the shapes of Qwen2.5-0.5B instead, those whose name contains FILTER"},
 
     {"method", "Training", SETTING_CHOICE, AT(method), "lora", 0, 0, "lora|qlora|full|dpo|orpo|simpo|kto",
-     CMD_TRAIN | CMD_BENCH, true, "METHOD",
+     CMD_TRAIN, true, "METHOD",
      "an adapter; an adapter on weights that are quantised; all weights; an adapter from preferences"},
     {"data", "Training", SETTING_LIST, AT(train_data), NULL, 0, 0, NULL, CMD_TRAIN, true, "FILE...",
      "rows to train on: .jsonl, a JSON array, or text; files and patterns, several; hf:ORG/NAME of the Hugging Face "

@@ -75,6 +75,12 @@ def test_switches(run):
     assert of["base int4"]["weights"] == "int4" and "speed_ratio" in of["base int4"] and "nf4" in of["base nf4"]["name"]
 
 
+@pytest.mark.parametrize("method", ["dpo", "kto"])
+def test_there_are_no_preferences(run, method):
+    got = run("bench", "--train", "--model", MODEL, "--method", method)
+    assert got.returncode == 2 and b"method" in got.stderr and b"lora|qlora|full" in got.stderr, got.stderr.decode()
+
+
 def test_baseline_and_check(run, report, tmp_path):
     doc, path = report
     slow = json.loads(path.read_text())

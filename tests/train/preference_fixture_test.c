@@ -178,7 +178,7 @@ static double compare(const char *label, const char *prefix, const char *dir, co
     return worst;
 }
 
-/* split 0: in one micro-batch; 1: in several; 2: in several of auto's units, activations recomputed. */
+/* split 0: in one micro-batch; 1: in several; 2: with auto, whose one unit has all rows, activations recomputed. */
 static void run(const char *models, const char *fixtures, const char *device, int which, int split)
 {
     struct err e = {0};

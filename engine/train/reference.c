@@ -180,7 +180,7 @@ int train_reference_bytes(const struct train *t, size_t *bytes, struct err *e)
     if (t->objective.reference &&
         (!count(&t->rows, singles, &n) || !count(&t->eval, singles, &of_eval) ||
          __builtin_add_overflow(n, of_eval, &n) || __builtin_mul_overflow(n, sizeof(double), &n)))
-        return err_set(e, ERR_NOMEM, "too many log-probabilities of the reference: lower epochs, or train on fewer rows");
+        return err_set(e, ERR_NOMEM, "too many log-probabilities of the reference: lower epochs, or use fewer rows");
     *bytes = n;
     return 0;
 }

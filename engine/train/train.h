@@ -164,10 +164,10 @@ struct train_usage {
 struct train_plan {
     int64_t steps, rows, eval_rows, tokens_per_epoch, trained_tokens_per_epoch;
     size_t weight_bytes, trainable, state_bytes, activation_bytes; /* trainable: parameters */
-    size_t moment_bytes; /* of the optimizer's moments; part of state_bytes, unless `offload` */
+    size_t moment_bytes;    /* of the optimizer's moments; part of state_bytes, unless `offload` */
     size_t reference_bytes; /* of preferences, on the host; part of state_bytes, unless `own_memory` */
-    bool offload;        /* the moments are in the host's memory, the rest in the device's own */
-    int micro_tokens;    /* of a micro-batch at most */
+    bool offload;           /* the moments are in the host's memory, the rest in the device's own */
+    int micro_tokens;       /* of a micro-batch at most */
     bool recompute;
     int most_tokens;       /* what micro_tokens would be with more memory */
     size_t kept_bytes;     /* activation_bytes if nothing were recomputed */

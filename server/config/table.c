@@ -304,9 +304,8 @@ static const struct setting_option table[] = {
     {"ops", "Bench", SETTING_MAYBE, AT(ops), NULL, 0, 0, NULL, CMD_BENCH, true, "[FILTER]",
      "measure single operations in the shapes of Qwen2.5-0.5B instead, those whose name contains FILTER"},
 
-    {"method", "Training", SETTING_CHOICE, AT(method), "lora", 0, 0, "lora|qlora|full|dpo|orpo|simpo|kto",
-     CMD_TRAIN, true, "METHOD",
-     "an adapter; an adapter on weights that are quantised; all weights; an adapter from preferences"},
+    {"method", "Training", SETTING_CHOICE, AT(method), "lora", 0, 0, "lora|qlora|full|dpo|orpo|simpo|kto", CMD_TRAIN,
+     true, "METHOD", "an adapter; an adapter on weights that are quantised; all weights; an adapter from preferences"},
     {"data", "Training", SETTING_LIST, AT(train_data), NULL, 0, 0, NULL, CMD_TRAIN, true, "FILE...",
      "rows to train on: .jsonl, a JSON array, or text; files and patterns, several; hf:ORG/NAME of the Hugging Face "
      "hub"},

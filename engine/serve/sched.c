@@ -226,6 +226,16 @@ static void lengthen(struct sched *s)
         if (sched_lengthen(s, q)) sched_release_pages(s, q);
 }
 
+static void fill(struct sched *s)
+{
+    struct plan *p = &s->plan;
+    plan_running(s, PASS_ONE);
+    plan_running(s, PASS_SEVERAL);
+    if (p->n && s->c.max_prefill_tokens && s->budget - p->n_tokens > s->c.max_prefill_tokens)
+        s->budget = p->n_tokens + s->c.max_prefill_tokens;
+    plan_prompts(s);
+}
+
 const struct plan *sched_step(struct sched *s)
 {
     struct plan *p = &s->plan;
@@ -235,11 +245,11 @@ const struct plan *sched_step(struct sched *s)
     lengthen(s);
     displace(s);
     sched_pace_begin(s);
-    plan_running(s, PASS_ONE);
-    plan_running(s, PASS_SEVERAL);
-    if (p->n && s->c.max_prefill_tokens && s->budget - p->n_tokens > s->c.max_prefill_tokens)
-        s->budget = p->n_tokens + s->c.max_prefill_tokens;
-    plan_prompts(s);
+    fill(s);
+    if (!p->n && s->pace.alone) { /* who was to have the step has lost its pages; the engine sleeps after an empty plan */
+        s->pace.alone = false;
+        fill(s);
+    }
     advance(s);
     sort_by_root(p);
     return p;

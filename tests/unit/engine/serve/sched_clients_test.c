@@ -109,6 +109,31 @@ static void test_steps_keep_their_pace(void **state)
     assert_true(beside <= alone * 3 / 2 + 8 * longest && hogs > 30 * 8);
 }
 
+/* In a step that the others are left out of, the only sequence that is not may lose its pages.  The engine sleeps after
+ * an empty plan, so then the others have the step. */
+static void test_no_step_is_empty_for_want_of_pages(void **state)
+{
+    enum { HOGS = 6, TIMES = 40 };
+    (void)state;
+    struct world w;
+    struct fake hog[HOGS], own;
+    int left = HOGS;
+    world_open(&w, 20, 6, 64);
+    for (int i = 0; i < HOGS; i++) add_for(&w, &hog[i], HOG, 1 + (uint64_t)i, 4 + 3 * i, 150);
+    for (int k = 0, at = 0; k < TIMES || left; at++) {
+        if (k < TIMES && (k == 0 || own.seq.state == SEQ_IDLE)) add_for(&w, &own, OTHER, 100 + (uint64_t)k++, 4, 60);
+        const struct plan *p = sched_step(&w.s);
+        if (!p->n) fail_msg("step %d is empty", at);
+        sched_took(&w.s, 10 + 5000 * (uint64_t)p->n_tokens);
+        finish_step(&w, p);
+        sched_check(&w.s);
+        left = 0;
+        for (int i = 0; i < HOGS; i++) left += hog[i].seq.state != SEQ_IDLE;
+    }
+    while (own.seq.state != SEQ_IDLE) step(&w);
+    world_close(&w);
+}
+
 /* As many sequences as others: nobody is held back, whatever a step takes. */
 static void test_equals_share_every_step(void **state)
 {
@@ -307,6 +332,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_slots_are_shared),
         cmocka_unit_test(test_steps_keep_their_pace),
+        cmocka_unit_test(test_no_step_is_empty_for_want_of_pages),
         cmocka_unit_test(test_equals_share_every_step),
         cmocka_unit_test(test_free_slots_go_to_who_has_fewer),
         cmocka_unit_test(test_a_short_prompt_does_not_wait_for_long_ones),

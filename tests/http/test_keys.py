@@ -67,7 +67,7 @@ def check_refusal(answer, status, path):
     if path.startswith("/v1/messages"):
         assert answer.json() == {"type": "error", "error": error} and error["type"] == ("authentication_error" if status == 401 else "permission_error")
         return error["message"]
-    if path.startswith("/v1/"):
+    if path.startswith(("/v1/", "/inference/v1/")):
         assert error["type"] == ("authentication_error" if status == 401 else "permission_error")
         assert error["code"] == code and error["param"] is None
         return error["message"]

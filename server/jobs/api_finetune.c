@@ -15,7 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { LIST_MAX = 100, SUFFIX_MAX = 64 };
 
@@ -261,13 +260,7 @@ static bool model_known(struct store_request *c, struct db *db, const char *mode
 {
     *from = strcmp(model, c->served->id) != 0;
     if (!*from) return true;
-    if (data_name_ok(model)) {
-        char *dir = data_path(db->dir, "adapters", model), *config = data_path(dir, "adapter_config.json", NULL);
-        bool there = access(config, R_OK) == 0;
-        free(dir);
-        free(config);
-        if (there) return true;
-    }
+    if (data_name_ok(model) && train_adapter_exists(db->dir, model)) return true;
     store_request_fail(c, 404, "model_not_found", "model", "The model `%.100s` does not exist; this server has %s",
                        model, c->served->id);
     return false;

@@ -122,7 +122,7 @@ static bool check_data(struct store_request *c, struct db *db, struct data_spec 
     return true;
 }
 
-static bool adapter_exists(const char *data_dir, const char *name)
+bool train_adapter_exists(const char *data_dir, const char *name)
 {
     char *dir = data_path(data_dir, "adapters", name), *config = data_path(dir, "adapter_config.json", NULL);
     bool there = access(config, R_OK) == 0;
@@ -157,14 +157,14 @@ static bool check_names(struct store_request *c, struct db *db, const struct tra
         }
     }
     if (s->gate && s->serve_as && (!s->from || strcmp(s->from, s->serve_as) != 0) &&
-        adapter_exists(db->dir, s->serve_as)) {
+        train_adapter_exists(db->dir, s->serve_as)) {
         store_request_fail(c, 422, "validation", "gate",
                            "gate: %s is served already, so it is what the result has to be better than: set `from` to it",
                            s->serve_as);
         return false;
     }
     if (s->from) {
-        bool there = adapter_exists(db->dir, s->from);
+        bool there = train_adapter_exists(db->dir, s->from);
         if (!there) store_request_fail(c, 422, "validation", "from", "from: there is no adapter %s", s->from);
         return there;
     }

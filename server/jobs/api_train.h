@@ -22,6 +22,8 @@ bool train_create(struct store_request *, struct db *, const struct train_create
 /* Checks that need the store: the data exists, the name is free, the adapter to continue from exists.  Patterns of data
  * files become the files that match.  @return false with an error answer. */
 bool train_check(struct store_request *, struct db *, struct train_spec *);
+/* Whether the data directory has a published adapter of this name. */
+bool train_adapter_exists(const char *data_dir, const char *name);
 struct train_limits train_limits_of(const struct store_request *);
 /* Looks for a job that the same request with this key created before.  @return true with c->job set or an error
  * answer. */

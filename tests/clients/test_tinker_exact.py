@@ -2,7 +2,7 @@
 import numpy
 import pytest
 from client_rig import NEEDS_DEMO, start  # noqa: F401
-from tinker_rig import encode, settled, tinker, types
+from tinker_rig import encode, service, settled, types  # noqa: F401
 
 pytestmark = NEEDS_DEMO
 PROMPTS = ["Once upon a time", "Tom had a", "The little dog saw a big red ball and"]
@@ -13,13 +13,6 @@ def server(request, start):  # noqa: F811
     with start("--served-model-name", "demo", "--threads", "2", "--quantize", request.param) as s:
         yield s
         s.wait_idle()
-
-
-@pytest.fixture(scope="module")
-def service(server):
-    client = tinker.ServiceClient(base_url=server.url)
-    yield client
-    client.holder.close()
 
 
 def tensor(values, kind):

@@ -9,7 +9,7 @@ import pytest
 import requests
 from client_rig import NEEDS_DEMO, start  # noqa: F401
 from keys import Keys
-from tinker_rig import PATIENCE, encode, settled, tinker, types
+from tinker_rig import PATIENCE, encode, service, settled, tinker, types  # noqa: F401
 
 pytestmark = NEEDS_DEMO
 TEXT = "Once upon a time there was a red fox."
@@ -25,13 +25,6 @@ def server(start, tmp_path_factory):  # noqa: F811
     with start("--served-model-name", "demo", "--threads", "2", "--data-dir", str(tmp_path_factory.mktemp("data"))) as s:
         yield s
         s.wait_idle()
-
-
-@pytest.fixture(scope="module")
-def service(server):
-    client = tinker.ServiceClient(base_url=server.url)
-    yield client
-    client.holder.close()
 
 
 def kill(server):

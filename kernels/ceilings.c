@@ -23,6 +23,8 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 #ifdef TANDEM_SANITIZED /* the figures would mean nothing, and measuring takes time */
@@ -170,24 +172,26 @@ LOOP(mac_int8_avx512, "avx512f", ZMM_ZERO, ZMM_ALL("vpdpbusd"), LOW, HIGH, "xmm3
 LOOP(mac_bf16_avx512, "avx512f", ZMM_ZERO, ZMM_ALL("vdpbf16ps"), LOW, HIGH, "xmm30", "xmm31")
 LOOP(mac_f32_avx512, "avx512f", ZMM_ZERO, ZMM_ALL("vfmadd231ps"), LOW, HIGH, "xmm30", "xmm31")
 
-/* Six sums of sixteen by sixteen on tile registers, 64 multiply-adds each. */
-enum { TILE_SUMS = 6, TILE_MACS = TILE_SUMS * 16 * 16 * 64 };
-static void mac_int8_amx(long loops)
-{
-    _Alignas(64) uint8_t config[64] = {1}; /* the palette; then bytes of a row from 16 on, rows from 48 on */
-    for (int i = 0; i < 8; i++) config[16 + 2 * i] = 64, config[48 + i] = 16;
+/* Six sums of sixteen by sixteen on tile registers, of 64 bytes each. */
+enum { TILE_SUMS = 6, TILE_BYTES = TILE_SUMS * 16 * 16 * 64 };
 #define TILE(op, n) op " %%tmm" #n "\n"
-#define TILE_DOT(n) "tdpbusd %%tmm7, %%tmm6, %%tmm" #n "\n"
-    __asm__ volatile("ldtilecfg %1\n" TILE("tilezero", 0) TILE("tilezero", 1) TILE("tilezero", 2) TILE("tilezero", 3)
-                         TILE("tilezero", 4) TILE("tilezero", 5) TILE("tilezero", 6) TILE("tilezero", 7) "1:\n"
-                         TILE_DOT(0) TILE_DOT(1) TILE_DOT(2) TILE_DOT(3) TILE_DOT(4) TILE_DOT(5)
-                     "dec %0\njnz 1b\ntilerelease\n"
-                     : "+r"(loops)
-                     : "m"(config)
-                     : "cc");
-#undef TILE
-#undef TILE_DOT
-}
+#define TILE_DOT(op, n) op " %%tmm7, %%tmm6, %%tmm" #n "\n"
+#define TILE_LOOP(name, op)                                                                                            \
+    static void name(long loops)                                                                                       \
+    {                                                                                                                  \
+        _Alignas(64) uint8_t config[64] = {1}; /* the palette; then bytes of a row from 16 on, rows from 48 on */      \
+        for (int i = 0; i < 8; i++) config[16 + 2 * i] = 64, config[48 + i] = 16;                                      \
+        __asm__ volatile(                                                                                              \
+            "ldtilecfg %1\n" TILE("tilezero", 0) TILE("tilezero", 1) TILE("tilezero", 2) TILE("tilezero", 3)           \
+                TILE("tilezero", 4) TILE("tilezero", 5) TILE("tilezero", 6) TILE("tilezero", 7) "1:\n"                 \
+            TILE_DOT(op, 0) TILE_DOT(op, 1) TILE_DOT(op, 2) TILE_DOT(op, 3) TILE_DOT(op, 4) TILE_DOT(op, 5)            \
+            "dec %0\njnz 1b\ntilerelease\n"                                                                           \
+            : "+r"(loops)                                                                                              \
+            : "m"(config)                                                                                              \
+            : "cc");                                                                                                   \
+    }
+TILE_LOOP(mac_int8_amx, "tdpbusd")
+TILE_LOOP(mac_bf16_amx, "tdpbf16ps")
 
 #define YMM(op, n) op " %%ymm14, %%ymm15, %%ymm" #n "\n"
 #define YMM_ALL(op) ON_ALL(YMM, op) ON_MORE(YMM, op)
@@ -202,6 +206,25 @@ LOOP(mac_f32_avx2, "avx2", YMM_ZERO, YMM_ALL("vfmadd231ps"), LOW, HIGH)
     ", %%ymm" #sum ", %%ymm" #sum "\n"
 LOOP(mac_int8_avx2, "avx2", YMM_ZERO,
      MADD(0, 8) MADD(1, 9) MADD(2, 10) MADD(3, 11) MADD(4, 12) MADD(5, 13) MADD(6, 8) MADD(7, 9), LOW, HIGH)
+#elif defined(__aarch64__)
+enum { SUMS = 16 };
+#define SUM(op, of, n) op " v" #n ".4s, v30." of ", v31." of "\n"
+#define SUM_4(op, of, a, b, c, d) SUM(op, of, a) SUM(op, of, b) SUM(op, of, c) SUM(op, of, d)
+#define LOOP(name, op, of)                                                                                             \
+    __attribute__((target("arch=armv8.2-a+dotprod+i8mm+bf16"))) static void name(long loops)                           \
+    {                                                                                                                  \
+        __asm__ volatile("movi v30.16b, #0\nmovi v31.16b, #0\n1:\n" SUM_4(op, of, 0, 1, 2, 3)                          \
+                             SUM_4(op, of, 4, 5, 6, 7) SUM_4(op, of, 16, 17, 18, 19)                                   \
+                                 SUM_4(op, of, 20, 21, 22, 23) "subs %0, %0, #1\nb.ne 1b\n"                            \
+                         : "+r"(loops)                                                                                 \
+                         :                                                                                             \
+                         : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v16", "v17", "v18", "v19", "v20", "v21",   \
+                           "v22", "v23", "v30", "v31", "cc");                                                          \
+    }
+LOOP(mac_int8_neon, "sdot", "16b")
+LOOP(mac_int8_i8mm, "smmla", "16b")
+LOOP(mac_bf16_neon, "bfmmla", "8h")
+LOOP(mac_f32_neon, "fmla", "4s")
 #endif
 
 /* ---- what this machine has --------------------------------------------------------------------------------------- */
@@ -235,7 +258,16 @@ static struct machine machine_look(void)
         if (__builtin_cpu_supports("avx512vnni")) m.unit[UNIT_INT8] = (struct unit){mac_int8_avx512, 16 * 64};
         if (bf16) m.unit[UNIT_BF16] = (struct unit){mac_bf16_avx512, 16 * 32};
     }
-    if (amx_permitted()) m.unit[UNIT_INT8] = (struct unit){mac_int8_amx, TILE_MACS};
+    if (amx_permitted()) {
+        m.unit[UNIT_INT8] = (struct unit){mac_int8_amx, TILE_BYTES};
+        m.unit[UNIT_BF16] = (struct unit){mac_bf16_amx, TILE_BYTES / 2.0};
+    }
+#elif defined(__aarch64__)
+    unsigned long more = getauxval(AT_HWCAP2);
+    m.unit[UNIT_F32] = (struct unit){mac_f32_neon, SUMS * 4};
+    if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) m.unit[UNIT_INT8] = (struct unit){mac_int8_neon, SUMS * 16};
+    if (more & HWCAP2_I8MM) m.unit[UNIT_INT8] = (struct unit){mac_int8_i8mm, SUMS * 32};
+    if (more & HWCAP2_BF16) m.unit[UNIT_BF16] = (struct unit){mac_bf16_neon, SUMS * 16};
 #endif
     return m;
 }

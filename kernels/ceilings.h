@@ -14,8 +14,8 @@
 struct ceilings {
     double read_bytes_per_s; /* memory, read by all of the device's threads at once */
     /* multiply-adds per second of all threads, on registers; 0: the machine has no such unit */
-    double int8_macs_per_s; /* exact 32-bit sums: tdpbusd, vpdpbusd, or AVX2 instructions that do the same */
-    double bf16_macs_per_s; /* vdpbf16ps */
+    double int8_macs_per_s; /* exact 32-bit sums: tdpbusd, vpdpbusd, or AVX2 instructions that do the same; smmla, sdot */
+    double bf16_macs_per_s; /* vdpbf16ps; bfmmla, which rounds too differently for the kernels */
     double f32_macs_per_s;  /* fused multiply-adds; in plain C a multiplication and an addition */
     size_t read_bytes;      /* size of the buffer that was read */
 };

@@ -13,7 +13,7 @@ struct dev *ref_open(char why[160]);
 struct dev *cpu_open(const char *level, int threads, char why[160]); /* level NULL: the best the machine has */
 
 #ifdef TANDEM_SIMT
-struct dev *simt_open(const struct dev_config *, char why[160]);
+struct dev *simt_open(int index, const struct dev_config *, char why[160]);
 /* For tests: counts since the process began, and an injected failure: after `after` more launches, one fails
  * permanently (-1: none). */
 struct simt_counts {

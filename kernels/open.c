@@ -6,15 +6,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* "cuda" or "cuda:N" */
-static struct dev *open_cuda(const char *name, const struct dev_config *c, char why[160])
+/* The number after a word of four letters and a colon, 0 without; -1: no number. */
+static int number_of(const char *name, char why[160])
 {
     char *end = NULL;
     long index = name[4] ? strtol(name + 5, &end, 10) : 0;
-    if (name[4] && (end == name + 5 || *end || index < 0 || index > 1023))
-        return snprintf(why, 160, "after \"cuda:\" comes the number of a GPU, not \"%.60s\"", name + 5), NULL;
+    if (!name[4] || (end != name + 5 && !*end && index >= 0 && index <= 1023)) return (int)index;
+    snprintf(why, 160, "after \"%.5s\" comes the number of a GPU, not \"%.60s\"", name, name + 5);
+    return -1;
+}
+
+/* "cuda" or "cuda:N" */
+static struct dev *open_cuda(const char *name, const struct dev_config *c, char why[160])
+{
+    int index = number_of(name, why);
+    if (index < 0) return NULL;
 #ifdef TANDEM_CUDA
-    return cuda_open((int)index, c, why);
+    return cuda_open(index, c, why);
 #else
     (void)c;
     snprintf(why, 160,
@@ -23,10 +31,11 @@ static struct dev *open_cuda(const char *name, const struct dev_config *c, char 
 #endif
 }
 
-static struct dev *open_auto(const struct dev_config *c, char why[160])
+/* "auto" or "auto:N": the cpu where the GPU cannot be used */
+static struct dev *open_auto(const char *name, const struct dev_config *c, char why[160])
 {
     char failed[160] = "";
-    struct dev *d = open_cuda("cuda", c, why);
+    struct dev *d = open_cuda(name, c, why); /* both are words of four letters, and the number is behind them */
     if (!d && !(d = cpu_open(NULL, c->threads, failed))) snprintf(why, 160, "%s", failed);
     return d;
 }
@@ -48,15 +57,15 @@ struct dev *dev_open(const struct dev_config *c, char why[160])
     struct dev *d = NULL;
     if (!strcmp(name, "ref"))
         d = ref_open(why);
-    else if (!strcmp(name, "auto"))
-        d = open_auto(c, why);
+    else if (is_kind(name, "auto"))
+        d = open_auto(name, c, why);
     else if (is_kind(name, "cpu"))
         d = cpu_open(name[3] ? name + 4 : NULL, c->threads, why);
     else if (is_kind(name, "cuda"))
         d = open_cuda(name, c, why);
 #ifdef TANDEM_SIMT
-    else if (!strcmp(name, "simt"))
-        d = simt_open(c, why);
+    else if (is_kind(name, "simt"))
+        d = number_of(name, why) < 0 ? NULL : simt_open(number_of(name, why), c, why);
 #endif
     else
         snprintf(why, 160,

@@ -22,6 +22,7 @@
 #ifndef TANDEM_KERNELS_OPS_H
 #define TANDEM_KERNELS_OPS_H
 
+#include "kernels/comm.h"
 #include "kernels/num.h"
 
 #include <stdbool.h>
@@ -442,6 +443,10 @@ struct dev_memory {
     size_t largest;       /* free: the largest single alloc that would succeed */
 };
 
+struct comm_device_id {
+    char v[128];
+};
+
 struct dev_ops {
     const char *name;
     bool fused_gate_up; /* gate_up and experts_gate_up do not use tmp */
@@ -523,6 +528,14 @@ struct dev_ops {
     void (*hold)(struct dev *);
     /* Frees the scratch that reserve allocated since hold; the work it was for has been enqueued. */
     void (*trim)(struct dev *);
+    /* Exchanges with the devices of other ranks: comm_device.h, which calls these; NULL: the device has none.
+     * comm_prepare: on each rank, before comm_open with rank 0's id. @return false, with a sentence in why[]. */
+    bool (*comm_prepare)(struct dev *, struct comm_device_id *, char why[COMM_WHY_BYTES]);
+    bool (*comm_open)(struct dev *, struct comm *, const struct comm_device_id *, char why[COMM_WHY_BYTES]);
+    void (*comm_close)(struct dev *); /* also done by close */
+    void (*comm_join)(struct dev *, struct mat part, struct mat whole);
+    void (*comm_collect)(struct dev *, struct mat part, struct mat whole);
+    const char *(*comm_name)(const struct dev *);
     /* Whether an error is permanent: every op fails from now on, and only another process may use the device. */
     bool (*lost)(const struct dev *);
 };

@@ -132,6 +132,16 @@ def variants(a, rows_file, script, kind):
     }
 
 
+def token_ids(model):
+    """-> how many ids rows may have: a random model's tokenizer can have fewer than its configuration."""
+    size, tokens = json.load(open(os.path.join(model, "config.json")))["vocab_size"], os.path.join(model, "tokenizer.json")
+    if not os.path.exists(tokens):
+        return size
+    tokenizer = json.load(open(tokens))
+    ids = [*tokenizer["model"]["vocab"].values(), *(t["id"] for t in tokenizer.get("added_tokens", []))]
+    return min(size, max(ids) + 1)
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     p.add_argument("--model", required=True)
@@ -144,7 +154,7 @@ def main():
     p.add_argument("--rounds", type=int, default=1)
     p.add_argument("--only", help="a part of the names of what to run")
     a = p.parse_args()
-    vocab = json.load(open(os.path.join(a.model, "config.json")))["vocab_size"]
+    vocab = token_ids(a.model)
     rng = random.Random(1)
     with tempfile.TemporaryDirectory() as d:
         rows_file, script = os.path.join(d, "rows.jsonl"), os.path.join(d, "torch_side.py")

@@ -62,6 +62,12 @@ void file_unmap(struct file_map *m)
     *m = (struct file_map){0};
 }
 
+void file_forget(const struct file_map *m, size_t at, size_t n)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), from = at / page * page;
+    if (n) madvise((char *)m->data + from, at + n - from, MADV_DONTNEED);
+}
+
 int file_read(const char *path, size_t limit, char **data, size_t *size, struct err *e)
 {
     size_t n, got = 0;

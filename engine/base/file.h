@@ -19,6 +19,8 @@ int file_open(const char *path, size_t *size, struct err *e);
 /* Truncating the file while it is mapped ends the daemon with a message that names it (base/mapped.h, base/crash.h). */
 int file_map(struct file_map *m, const char *path, struct err *e);
 void file_unmap(struct file_map *m);
+/* Bytes at .. at + n - 1 will not be read soon: their memory is given back, and read from the file again if need be. */
+void file_forget(const struct file_map *m, size_t at, size_t n);
 
 /* The file's bytes with a NUL after them; free() it.  ERR_INVALID past `limit`. */
 int file_read(const char *path, size_t limit, char **data, size_t *size, struct err *e);

@@ -103,3 +103,17 @@ cJSON *json_literal_parse(const char *text, size_t n, const char **end)
     json_literal_restore(tree);
     return tree;
 }
+
+static void make_raw(cJSON *item)
+{
+    for (; item; item = item->next) {
+        if (cJSON_IsNumber(item) && item->valuestring) item->type = (item->type & ~0xff) | cJSON_Raw;
+        make_raw(item->child);
+    }
+}
+
+char *json_literal_print(cJSON *v)
+{
+    make_raw(v);
+    return cJSON_PrintUnformatted(v);
+}

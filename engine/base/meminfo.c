@@ -32,6 +32,11 @@ size_t memory_peak(void)
     return (size_t)read_number("/proc/self/status", "VmHWM:") * 1024;
 }
 
+size_t memory_private(void)
+{
+    return (size_t)read_number("/proc/self/status", "RssAnon:") * 1024;
+}
+
 void memory_peak_forget(void)
 {
     int f = open("/proc/self/clear_refs", O_WRONLY | O_CLOEXEC);

@@ -9,6 +9,8 @@ size_t memory_available(void);
 
 /* Resident bytes of this process at their highest; 0: unknown. */
 size_t memory_peak(void);
+/* Resident bytes of this process that are no file's; 0: unknown. */
+size_t memory_private(void);
 /* Lets memory_peak start again from what is resident now, where the kernel permits it. */
 void memory_peak_forget(void);
 

@@ -41,7 +41,8 @@ struct bench {
     const char *what;
     double *times; /* seconds of the timed steps; room for repeat * steps */
     int n_times;
-    struct trace_count sum[TRACE_COUNT]; /* of the timed steps */
+    struct trace_count sum[TRACE_COUNT];     /* of the timed steps */
+    struct comm_profile ranks, ranks_before; /* what rank 0 exchanged in them, and before those that are timed now */
 };
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
@@ -178,9 +179,24 @@ static int turn(struct bench *b, bool timed, int *tokens, int done, int total, s
     return rc;
 }
 
+/* All operations between ranks so far. */
+static struct comm_profile exchanged(const struct bench *b)
+{
+    const struct shard *s = engine_setup(b->g)->model.shard;
+    struct comm_profile all = {0};
+    for (int i = 0; i < COMM_OPS && s; i++) {
+        struct comm_profile one = comm_profile(s->comm, (enum comm_op)i);
+        all.calls += one.calls;
+        all.sent_bytes += one.sent_bytes;
+        all.seconds += one.seconds;
+    }
+    return all;
+}
+
 static void count_from_here(struct bench *b)
 {
     dev_trace_clear(b->trace);
+    b->ranks_before = exchanged(b);
 }
 
 static void count_to_here(struct bench *b)
@@ -192,6 +208,10 @@ static void count_to_here(struct bench *b)
         b->sum[i].macs += c[i].macs;
         b->sum[i].bytes += c[i].bytes;
     }
+    struct comm_profile now = exchanged(b);
+    b->ranks.calls += now.calls - b->ranks_before.calls;
+    b->ranks.sent_bytes += now.sent_bytes - b->ranks_before.sent_bytes;
+    b->ranks.seconds += now.seconds - b->ranks_before.seconds;
 }
 
 static int submit(struct bench *b, int n_prompt, uint64_t seed, int max_new, struct err *e)
@@ -262,8 +282,12 @@ static int by_time(const void *a, const void *b)
 
 static void fill_ops(const struct bench *b, double whole, struct bench_result *r)
 {
-    _Static_assert((int)TRACE_COUNT < (int)BENCH_OPS_MAX, "one more for the engine's own time");
-    double rest = whole;
+    _Static_assert((int)TRACE_COUNT + 1 < (int)BENCH_OPS_MAX, "two more: the ranks' and the engine's own time");
+    double rest = whole, ranks = b->ranks.seconds;
+    if (b->ranks.calls)
+        r->ops[r->n_ops++] =
+            (struct bench_op){"ranks", b->ranks.calls, ranks, ranks / whole, 0, (double)b->ranks.sent_bytes};
+    rest -= ranks;
     for (int i = 0; i < TRACE_COUNT; i++) {
         const struct trace_count *c = &b->sum[i];
         if (!c->calls) continue;
@@ -318,6 +342,7 @@ int bench_run(struct bench *b, enum bench_phase phase, int batch, struct bench_r
     b->warm = true;
     b->n_times = 0;
     memset(b->sum, 0, sizeof b->sum);
+    b->ranks = (struct comm_profile){0};
     for (int i = 0; i < r->repeats && !rc; i++) {
         snprintf(what, sizeof what, "%s, batch %d, run %d of %d", bench_phase_name(phase), batch, i + 1, r->repeats);
         b->what = what;
@@ -362,6 +387,8 @@ void bench_judge(const struct bench *b, const struct bench_system *s, const stru
         .ratios = r->ratios,
         .attention_share = share_of(r, "attn"),
         .engine_share = share_of(r, "engine"),
+        .ranks_share = share_of(r, "ranks"),
+        .ranks = b->info->ranks,
         .ceiling_drift = fmax(change(before->read_bytes_per_s, after->read_bytes_per_s),
                               change(before->int8_macs_per_s, after->int8_macs_per_s)),
     };

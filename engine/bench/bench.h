@@ -42,7 +42,8 @@ const char *bench_phase_name(enum bench_phase); /* "prefill", "decode" */
 const char *bench_bound_name(enum bench_bound); /* "memory", "multiplier", "overhead" */
 
 struct bench_op {
-    const char *name; /* static: an op, "head" (the GEMM of the logits), "engine" (everything that is not an op) */
+    const char *name; /* static: an op, "head" (the GEMM of the logits), "ranks" (rank 0 exchanges, and waits), "engine"
+                         (the rest) */
     uint64_t calls;
     double seconds, share; /* over all repeats; fraction of their total time */
     double macs, bytes;    /* over all repeats */
@@ -96,8 +97,9 @@ struct bench_facts {
     bool gpu; /* advice about cores, levels and huge pages does not apply */
     const struct bench_system *system;
     struct bench_ratios ratios;
-    double attention_share, engine_share; /* of the phase's time */
-    double ceiling_drift;                 /* largest relative difference between the ceilings before and after */
+    int ranks;                                         /* that the model is divided over */
+    double attention_share, engine_share, ranks_share; /* of the phase's time */
+    double ceiling_drift; /* largest relative difference between the ceilings before and after */
 };
 
 /* Advice on what to change, most useful first.  @return the number of lines written. */

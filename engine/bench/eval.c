@@ -52,7 +52,7 @@ struct eval *eval_open(const struct engine_config *config, struct err *e)
 void eval_close(struct eval *v)
 {
     if (!v) return;
-    lora_weights_free(&v->lora, v->s.model.d);
+    model_free_adapter(&v->s.model, &v->lora);
     step_batch_close(&v->batch, v->s.model.d);
     setup_close(&v->s);
     free(v->pages);
@@ -82,13 +82,13 @@ int eval_context(const struct eval *v)
 
 int eval_adapter(struct eval *v, const char *dir, struct err *e)
 {
-    struct dev *d = v->s.model.d;
-    lora_weights_free(&v->lora, d);
+    model_free_adapter(&v->s.model, &v->lora);
     v->adapted = false;
     if (!dir) return 0;
     struct adapter *a = adapter_read(dir, &v->s.model.c, e);
     int rc = a ? model_reserve_adapters(&v->s.model, e) : e->code;
-    if (!rc) rc = lora_weights_upload(&v->lora, d, a, e);
+    if (!rc && a && a->score) rc = err_set(e, ERR_UNSUPPORTED, "%s gives scores of texts, not texts", dir);
+    if (!rc) rc = model_upload_adapter(&v->s.model, &v->lora, a, e);
     adapter_free(a);
     v->adapted = !rc;
     return rc;

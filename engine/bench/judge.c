@@ -86,7 +86,7 @@ static bool busy(const struct bench_facts *f)
 
 static bool few_threads(const struct bench_facts *f)
 {
-    return f->threads < f->system->cores;
+    return f->threads < f->system->cores && f->ranks < 2;
 }
 
 static bool many_threads(const struct bench_facts *f)
@@ -130,6 +130,11 @@ static bool out_of_multipliers(const struct bench_facts *f)
            (f->gpu || f->threads >= f->system->cores);
 }
 
+static bool between_ranks(const struct bench_facts *f)
+{
+    return f->ranks_share > 0.2;
+}
+
 static bool between_ops(const struct bench_facts *f)
 {
     return f->engine_share > 0.1;
@@ -159,6 +164,9 @@ static const struct rule {
     {attention_long, "attention takes much of the time: --kv-cache int8 halves what it reads from a 16-bit cache"},
     {out_of_multipliers,
      "near the multiplier's ceiling: only more cores or another processor, or a smaller model, are faster"},
+    {between_ranks,
+     "bound by the link between the ranks, or by the slowest of them: fewer ranks, a faster link, or more "
+     "sequences at once"},
     {between_ops, "much of the time passes between the operations: the model is small for this machine"},
     {small_steps, "the steps are too short to fill the machine: run more sequences at once, or use fewer threads",
      true},

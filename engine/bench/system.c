@@ -11,9 +11,9 @@
 #include <string.h>
 #include <sys/utsname.h>
 
-static const char *const wanted[] = {"avx2",     "fma",      "f16c",     "avx_vnni",    "avx512f",
-                                     "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16",
-                                     "amx_int8", "amx_bf16", "asimddp",  "i8mm",        "sve"};
+static const char *const wanted[] = {"avx2",     "fma",      "f16c",        "avx_vnni",    "avx512f",  "avx512bw",
+                                     "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16",
+                                     "asimddp",  "i8mm",     "bf16",        "sve"};
 
 /* @return the value after "name<blanks>:" if the line begins so; else NULL.  Removes the newline. */
 static char *value_of(char *line, const char *name)

@@ -1,5 +1,6 @@
 #include "engine/data/build.h"
 
+#include "engine/base/json_literal.h"
 #include "engine/base/mem.h"
 #include "engine/data/encode.h"
 #include "engine/data/json.h"
@@ -24,6 +25,7 @@ struct made {
     bool bad, truncated;
     size_t second;
     enum dataset_label label;
+    size_t fields, n_fields; /* of a prompt: bytes of the batch's fields */
 };
 
 enum batch_state { BATCH_FREE, BATCH_READY, BATCH_DONE };
@@ -36,6 +38,7 @@ struct batch {
     } * rows;
     size_t n_rows, cap_rows;
     struct encoded out;
+    struct buf fields;
     struct made *made;
     size_t n_made, cap_made;
     struct dataset_problem problem[DATASET_PROBLEMS_MAX]; /* problems of the first bad rows */
@@ -134,6 +137,26 @@ static int take_row(const struct builder *w, struct batch *b, struct encoded *x,
     return 0;
 }
 
+/* A prompt and the row that it is of. */
+static int take_prompt(const struct builder *w, struct batch *b, const struct encoded *x, uint64_t line, cJSON *json,
+                       struct err *e)
+{
+    size_t max = (size_t)w->o->max_length, start = b->out.n, at = b->fields.len;
+    if (!x->n) return err_set(e, ERR_INVALID, "the prompt is empty");
+    if (x->n >= max)
+        return err_set(e, ERR_INVALID, "the prompt has %zu tokens: max_length %zu leaves none for an answer", x->n,
+                       max);
+    char *text = json_literal_print(json); /* the checks' numbers are those of the row */
+    if (!text) return err_set(e, ERR_NOMEM, "no memory for the row's fields");
+    buf_str(&b->fields, text);
+    cJSON_free(text);
+    for (size_t i = 0; i < x->n; i++) encoded_add(&b->out, x->id[i], false);
+    made_add(b, line, start, x->n, false);
+    b->made[b->n_made - 1].fields = at;
+    b->made[b->n_made - 1].n_fields = b->fields.len - at;
+    return 0;
+}
+
 /* Tokens of a long text: chunks that overlap by one token, so that each token but the first is a target once. */
 static void take_pieces(const struct builder *w, struct batch *b, const struct encoded *x, uint64_t line)
 {
@@ -178,6 +201,11 @@ static int encode_row(const struct builder *w, struct scratch *s, const struct r
 {
     rendered_clear(&s->text);
     encoded_clear(&s->ids);
+    for (int i = 0; i < row->n && row->kind == ROW_IDS; i++) {
+        encoded_add(&s->ids, row->id[i], row->is_target[i]);
+        if (row->logprob) encoded_sampled(&s->ids, row->logprob[i]);
+    }
+    if (row->kind == ROW_IDS) return 0;
     if (render_row(row, w->template, &s->text, e)) return e->code;
     unsigned flags = s->text.flags & ~(w->o->no_eos ? (unsigned)ENCODE_EOS : 0);
     return encode_text(&w->encoder, s->text.text.data, s->text.text.len, s->text.v, s->text.n, flags, &s->ids, e);
@@ -189,7 +217,7 @@ static int pair_make(const struct builder *w, struct scratch *s, struct batch *b
     struct row row[2];
     size_t start = b->out.n, second = 0;
     bool cut = false;
-    int rc = row_read_pair(&row[0], &row[1], json, e);
+    int rc = row_read_pair(&row[0], &row[1], json, w->vocab, e);
     for (int i = 0; i < 2 && !rc; i++) {
         second = b->out.n - start;
         if ((rc = encode_row(w, s, &row[i], e)) || (rc = put_sequence(w, b, &s->ids, &cut, e)))
@@ -218,15 +246,11 @@ static int json_make(const struct builder *w, struct scratch *s, struct batch *b
         return failed;
     }
     int rc = json ? row_read(&row, json, w->d->format, w->vocab, e) : e->code;
-    if (!rc && row.kind == ROW_IDS) {
-        for (int i = 0; i < row.n; i++) {
-            encoded_add(&s->ids, row.id[i], row.is_target[i]);
-            if (row.logprob) encoded_sampled(&s->ids, row.logprob[i]);
-        }
-    } else if (!rc) {
-        rc = encode_row(w, s, &row, e);
-    }
-    if (!rc) rc = take_row(w, b, &s->ids, r->row.line, row.label, e);
+    if (!rc) rc = encode_row(w, s, &row, e);
+    if (!rc && row.asks)
+        rc = take_prompt(w, b, &s->ids, r->row.line, json, e);
+    else if (!rc)
+        rc = take_row(w, b, &s->ids, r->row.line, row.label, e);
     row_free(&row);
     cJSON_Delete(json);
     return rc;
@@ -305,6 +329,7 @@ static int batch_fill(struct scan *scan, struct batch *b, uint64_t *seen, uint64
     buf_clear(&b->bytes);
     b->n_rows = b->n_made = 0;
     encoded_clear(&b->out);
+    buf_clear(&b->fields);
     b->n_problems = 0;
     while (rc == 1 && b->bytes.len < BATCH_BYTES && b->n_rows < BATCH_ROWS) {
         struct batch_row r = {.at = b->bytes.len};
@@ -341,6 +366,8 @@ static int batch_write(const struct builder *w, struct batch *b, struct cache_wr
                                   .n = (int)m->n,
                                   .second = (int)m->second,
                                   .label = m->label,
+                                  .fields = m->n_fields ? b->fields.data + m->fields : NULL,
+                                  .n_fields = (int)m->n_fields,
                                   .line = m->line < UINT32_MAX ? (uint32_t)m->line : UINT32_MAX};
         int rc = cache_add(out, &row, !w->o->keep_duplicates, e);
         if (rc < 0) return rc;
@@ -456,6 +483,7 @@ int build(struct source *source, const struct dataset_options *o, const struct d
     for (size_t i = 0; i < w.n_ring; i++) {
         buf_free(&w.ring[i].bytes);
         encoded_free(&w.ring[i].out);
+        buf_free(&w.ring[i].fields);
         free(w.ring[i].rows);
         free(w.ring[i].made);
     }

@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 static const char magic[8] = "TNDMDATA";
-enum { ROW_HEAD = 6 }; /* numbers before the ids of a row */
+enum { ROW_HEAD = 7 }; /* numbers before the ids of a row */
 static const char suffix[] = ".tokens", part_suffix[] = ".part";
 
 static char *cache_path(const char *dir, const unsigned char *key)
@@ -37,12 +37,14 @@ static bool same_file(int fd, const char *path)
     return !fstat(fd, &a) && !stat(path, &b) && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-/* Retries every 20 ms while another writer holds the lock. */
+/* Retries every 20 ms while another writer holds the lock, which it does as long as the data set is open: until it has
+ * renamed the file. */
 static int part_lock(int fd, const char *path, const struct dataset_options *o, struct err *e)
 {
     while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
         if (errno == ENOLCK || errno == EOPNOTSUPP || errno == ENOSYS) return 0; /* a file system without locks */
         if (errno != EWOULDBLOCK && errno != EINTR) return err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
+        if (!same_file(fd, path)) return 0;
         if (o->cancelled && o->cancelled(o->arg)) return err_set(e, ERR_FULL, "cancelled");
         usleep(20000);
     }
@@ -140,13 +142,15 @@ int cache_add(struct cache_writer *w, const struct dataset_row *r, bool unique, 
     sha256_add(&w->hash, digest, sizeof digest);
     if (!mem_try_grow(&w->offset, &w->cap_offset, w->rows + 1, sizeof *w->offset)) return no_memory(w, e);
     w->offset[w->rows] = w->at;
-    uint32_t head[ROW_HEAD] = {n, 0, r->line, r->logprob != NULL, (uint32_t)r->second, (uint32_t)r->label};
+    uint32_t head[ROW_HEAD] = {
+        n, 0, r->line, r->logprob != NULL, (uint32_t)r->second, (uint32_t)r->label, (uint32_t)r->n_fields};
     for (uint32_t i = 0; i < n; i++) head[1] += r->trained[i];
     int rc = put(w, head, sizeof head, e);
     if (!rc) rc = put(w, r->id, n * sizeof *r->id, e);
     if (!rc && r->logprob) rc = put(w, r->logprob, n * sizeof *r->logprob, e);
     if (!rc) rc = put(w, r->trained, n, e);
-    if (!rc) rc = put(w, "\0\0\0", -n & 3, e);
+    if (!rc && r->fields) rc = put(w, r->fields, (size_t)r->n_fields, e);
+    if (!rc) rc = put(w, "\0\0\0", -(n + head[6]) & 3, e);
     if (rc) return rc;
     w->rows++;
     return 1;
@@ -160,14 +164,19 @@ static uint32_t header_crc(const struct cache_header *h)
     return crc32c(0, &copy, sizeof copy);
 }
 
-static int map_file(struct cache *c, int fd, size_t size, struct err *e)
+static void use_map(struct cache *c, void *p, size_t size)
 {
-    void *p = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
-    if (p == MAP_FAILED) return err_set(e, ERR_IO, "cannot map the prepared data set: %s", strerror(errno));
     c->data = p;
     c->size = size;
     c->header = p;
     mapped_add(p, size, "a prepared data set");
+}
+
+static int map_file(struct cache *c, int fd, size_t size, struct err *e)
+{
+    void *p = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED) return err_set(e, ERR_IO, "cannot map the prepared data set: %s", strerror(errno));
+    use_map(c, p, size);
     if (c->header->index_at < size) c->offset = (const uint64_t *)(c->data + c->header->index_at);
     return 0;
 }
@@ -233,9 +242,12 @@ static const char *rows_check(const struct cache *c)
         uint32_t head[ROW_HEAD];
         if (c->offset[i] != end || end + sizeof head > c->header->index_at) return "its index is wrong";
         memcpy(head, c->data + end, sizeof head);
-        end += sizeof head + (head[3] ? 8 : 4) * (uint64_t)head[0] + (((uint64_t)head[0] + 3) & ~(uint64_t)3);
+        uint64_t bytes = (uint64_t)head[0] + head[6];
+        end += sizeof head + (head[3] ? 8 : 4) * (uint64_t)head[0] + ((bytes + 3) & ~(uint64_t)3);
         bool pair = !head[4] || (head[4] >= 2 && head[4] < head[0] && head[0] - head[4] >= 2);
-        if (head[0] < 2 || head[3] > 1 || !pair || head[5] > DATASET_UNDESIRABLE || end > c->header->index_at)
+        bool prompt = head[6] > 0 && head[6] <= INT32_MAX && !head[1] && !head[4];
+        if (head[0] < (prompt ? 1 : 2) || (head[6] && !prompt) || head[3] > 1 || !pair ||
+            head[5] > DATASET_UNDESIRABLE || end > c->header->index_at)
             return "a row is wrong";
     }
     return NULL;
@@ -276,6 +288,31 @@ int cache_open(struct cache *c, const char *dir, const unsigned char key[SHA256_
     return rc;
 }
 
+void *cache_begin_copy(struct cache *c, size_t bytes, struct err *e)
+{
+    *c = (struct cache){0};
+    int fd = bytes < CACHE_HEADER_BYTES || bytes > INT64_MAX ? err_set(e, ERR_INVALID, "a data set of %zu bytes", bytes)
+                                                             : unlinked_open(e);
+    if (fd < 0) return NULL;
+    int failed = posix_fallocate(fd, 0, (off_t)bytes);
+    void *p = failed ? NULL : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (!p || p == MAP_FAILED) {
+        err_set(e, ERR_IO, "no room for %zu bytes of a data set: %s", bytes, strerror(failed ? failed : errno));
+        return NULL;
+    }
+    use_map(c, p, bytes);
+    return p;
+}
+
+int cache_end_copy(struct cache *c, struct err *e)
+{
+    if (c->header->index_at < c->size) c->offset = (const uint64_t *)(c->data + c->header->index_at);
+    mprotect((void *)c->data, c->size, PROT_READ);
+    const char *wrong = what_is_wrong(c, c->header->key);
+    return wrong ? err_set(e, ERR_INVALID, "the data set of another rank: %s", wrong) : 0;
+}
+
 void cache_close(struct cache *c)
 {
     mapped_remove(c->data);
@@ -289,15 +326,18 @@ struct dataset_row cache_row(const struct cache *c, uint64_t i)
     uint32_t head[ROW_HEAD];
     memcpy(head, p, sizeof head);
     const unsigned char *ids = p + sizeof head, *after = ids + head[0] * sizeof(int32_t);
+    const unsigned char *trained = head[3] ? after + head[0] * sizeof(float) : after;
     return (struct dataset_row){
         .id = (const int32_t *)ids,
-        .trained = head[3] ? after + head[0] * sizeof(float) : after,
+        .trained = trained,
         .logprob = head[3] ? (const float *)after : NULL,
         .n = (int)head[0],
         .n_trained = (int)head[1],
         .second = (int)head[4],
         .label = (enum dataset_label)head[5],
         .line = head[2],
+        .fields = head[6] ? (const char *)trained + head[0] : NULL,
+        .n_fields = (int)head[6],
     };
 }
 

@@ -2,8 +2,8 @@
  * renamed, so a file with the final name is complete; its crc32c is verified when it is opened.
  *
  *   header   one struct cache_header, 4096 bytes
- *   rows     each: uint32 n, uint32 n_trained, uint32 line, uint32 sampled, uint32 second, uint32 label, int32 id[n],
- *            with sampled 1 float logprob[n], uint8 trained[n], padded to 4 bytes
+ *   rows     each: uint32 n, uint32 n_trained, uint32 line, uint32 sampled, uint32 second, uint32 label, uint32 fields,
+ *            int32 id[n], with sampled 1 float logprob[n], uint8 trained[n], char of the fields, padded to 4 bytes
  *   index    uint64 offset[rows] of the rows from the start of the file, 8-byte aligned
  * in the machine's byte order: a cache is not portable. */
 #ifndef TANDEM_ENGINE_DATA_CACHE_H
@@ -15,7 +15,7 @@
 
 #include <stdio.h>
 
-enum { CACHE_VERSION = 7, CACHE_HEADER_BYTES = 4096 };
+enum { CACHE_VERSION = 8, CACHE_HEADER_BYTES = 4096 };
 
 struct cache_header {
     char magic[8]; /* "TNDMDATA" */
@@ -63,6 +63,9 @@ struct cache {
 
 /* @return 0; ERR_NOT_FOUND when there is none; ERR_INVALID when it is incomplete or has another key. */
 int cache_open(struct cache *, const char *dir, const unsigned char key[SHA256_BYTES], struct err *e);
+/* A copy of one that another process has, in an unlinked file.  @return where its bytes are to be written; NULL and *e */
+void *cache_begin_copy(struct cache *, size_t bytes, struct err *e);
+int cache_end_copy(struct cache *, struct err *e); /* when they are: ERR_INVALID as cache_open */
 void cache_close(struct cache *);
 struct dataset_row cache_row(const struct cache *, uint64_t i);
 

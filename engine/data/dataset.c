@@ -31,8 +31,8 @@ struct dataset {
     uint64_t rows, hash;
 };
 
-static const char *const format_names[] = {"auto",     "text",   "completion", "alpaca",  "messages",
-                                           "sharegpt", "tokens", "preference", "unpaired"};
+static const char *const format_names[] = {"auto",     "text",   "completion", "alpaca",   "messages",
+                                           "sharegpt", "tokens", "preference", "unpaired", "prompts"};
 
 const char *dataset_format_name(enum dataset_format f)
 {
@@ -118,7 +118,7 @@ static int part_open(struct cache *cache, const struct dataset_source *from, con
     int rc = source_open(&source, from, o->max_bytes, e);
     if (rc) return rc;
     rc = detect(&source, o, eos >= 0 ? tokenizer_spelling(tk, eos) : NULL, &d, e);
-    bool pairs = !rc && (d.format == DATASET_PREFERENCE || d.format == DATASET_UNPAIRED);
+    bool pairs = !rc && (d.format == DATASET_PREFERENCE || d.format == DATASET_UNPAIRED || d.format == DATASET_PROMPTS);
     if (pairs && o->train_on_prompt)
         rc = err_set(e, ERR_INVALID, "train_on_prompt: %s rows are trained on their answers",
                      dataset_format_name(d.format));
@@ -252,6 +252,124 @@ void dataset_free(struct dataset *d)
     mix_free(&d->mix);
     free(d);
 }
+
+/* ---- for other processes ----------------------------------------------------------------------------------------- */
+
+enum { NAME_MOST = 4096, PIECE = 1 << 20 };
+
+struct sent {
+    uint64_t parts, places, rows, hash;
+};
+struct sent_part {
+    uint64_t bytes, name; /* name: its bytes; 0: none */
+};
+
+typedef void put_fn(void *arg, const void *, size_t);
+typedef void get_fn(void *arg, void *, size_t);
+
+static void put_all(const void *p, size_t n, put_fn *put, void *arg)
+{
+    for (size_t i = 0; i < n; i += PIECE) put(arg, (const char *)p + i, n - i < PIECE ? n - i : PIECE);
+}
+
+/* to NULL: it is thrown away. */
+static void get_all(void *to, size_t n, get_fn *get, void *arg)
+{
+    char *away = to ? NULL : mem_alloc(PIECE);
+    for (size_t i = 0; i < n; i += PIECE) get(arg, to ? (char *)to + i : away, n - i < PIECE ? n - i : PIECE);
+    free(away);
+}
+
+void dataset_send(const struct dataset *d, put_fn *put, void *arg)
+{
+    struct sent head = {(uint64_t)d->n_parts, d->mix.place ? d->mix.rows : 0, d->rows, d->hash};
+    put(arg, &head, sizeof head);
+    for (int i = 0; i < d->n_parts; i++) {
+        size_t name = d->name[i] ? strnlen(d->name[i], NAME_MOST) : 0;
+        struct sent_part part = {d->part[i].size, name};
+        put(arg, &part, sizeof part);
+        put_all(d->name[i], name, put, arg);
+        put_all(d->part[i].data, d->part[i].size, put, arg);
+    }
+    put_all(d->mix.place, head.places * sizeof *d->mix.place, put, arg);
+}
+
+static int damaged(struct err *e)
+{
+    return err_set(e, ERR_INVALID, "the data set of another rank is damaged");
+}
+
+/* @return false: what came is no data set. */
+static bool receive_part(struct dataset *d, get_fn *get, void *arg, struct err *e)
+{
+    struct sent_part part = {0};
+    int i = d->n_parts;
+    get(arg, &part, sizeof part);
+    if (part.name > NAME_MOST) return damaged(e) == 0;
+    if (part.name) {
+        d->name[i] = mem_zalloc(part.name + 1);
+        get_all(d->name[i], part.name, get, arg);
+    }
+    void *to = cache_begin_copy(&d->part[i], part.bytes, e);
+    get_all(to, part.bytes, get, arg);
+    d->n_parts++;
+    if (to) cache_end_copy(&d->part[i], e);
+    return true;
+}
+
+/* Places have to be of rows that there are. */
+static void receive_places(struct dataset *d, uint64_t n, get_fn *get, void *arg, struct err *e)
+{
+    d->mix.rows = n;
+    d->mix.place = mem_try_alloc(n * sizeof *d->mix.place);
+    get_all(d->mix.place, n * sizeof *d->mix.place, get, arg);
+    if (!d->mix.place) {
+        err_set(e, ERR_NOMEM, "no memory for a data set of %llu rows", (unsigned long long)n);
+        return;
+    }
+    for (uint64_t i = 0; i < n && !e->code; i++) {
+        int part = mix_part(d->mix.place[i]);
+        if (part >= d->n_parts || !d->part[part].header || mix_row(d->mix.place[i]) >= d->part[part].header->rows)
+            damaged(e);
+    }
+}
+
+static int receive_all(struct dataset *d, const struct sent *head, get_fn *get, void *arg, struct err *e)
+{
+    e->code = 0;
+    for (uint64_t i = 0; i < head->parts; i++) {
+        struct err one = {0};
+        bool known = receive_part(d, get, arg, &one);
+        if (one.code && !e->code) *e = one;
+        if (!known) return e->code;
+    }
+    struct err places = {0};
+    if (head->places) receive_places(d, head->places, get, arg, e->code ? &places : e);
+    if (!e->code && !head->places && (head->parts != 1 || head->rows != d->part[0].header->rows)) damaged(e);
+    return e->code;
+}
+
+int dataset_receive(struct dataset **out, get_fn *get, void *arg, struct err *e)
+{
+    struct sent head = {0};
+    get(arg, &head, sizeof head);
+    *out = NULL;
+    if (!head.parts || head.parts > DATASET_SOURCES_MAX || head.places >> MIX_ROW_BITS ||
+        (head.places && head.places != head.rows))
+        return damaged(e);
+    struct dataset *d = mem_zalloc(sizeof *d);
+    d->part = mem_array(head.parts, sizeof *d->part);
+    d->name = mem_array(head.parts, sizeof *d->name);
+    d->rows = head.rows;
+    d->hash = head.hash;
+    if (receive_all(d, &head, get, arg, e))
+        dataset_free(d);
+    else
+        *out = d;
+    return e->code;
+}
+
+/* ---- rows -------------------------------------------------------------------------------------------------------- */
 
 uint64_t dataset_rows(const struct dataset *d)
 {

@@ -19,14 +19,17 @@ struct chat_template;
 enum dataset_format {
     DATASET_AUTO,
     DATASET_TEXT,       /* {"text"}, or a plain text file: split at the end-of-text mark, else at blank lines */
-    DATASET_COMPLETION, /* {"prompt", "completion"} (strings, or lists of messages) */
+    DATASET_COMPLETION, /* {"prompt", "completion"} (strings, or lists of messages); or "prompt_ids", "completion_ids"
+                           and "logprobs"? of these */
     DATASET_ALPACA,     /* {"instruction", "input"?, "output", "system"?, "history"?} */
     DATASET_MESSAGES,   /* {"messages": [{"role", "content", "weight"?}], "tools"?}; loss_weight as weight */
     DATASET_SHAREGPT,   /* {"conversations": [{"from", "value"}], "system"?} */
     DATASET_TOKENS,     /* {"input_ids", "labels"?, "logprobs"?} */
     DATASET_PREFERENCE, /* {"prompt"?, "chosen", "rejected"}: as in completion; without a prompt it is what both begin
-                           with */
-    DATASET_UNPAIRED    /* {"prompt", "completion", "label"}: the label is a boolean */
+                           with; or "prompt_ids", "chosen_ids", "rejected_ids" */
+    DATASET_UNPAIRED,   /* as completion, with "label", a boolean */
+    DATASET_PROMPTS     /* {"prompt"} (a string, or messages) or {"messages"}, up to where the model is to answer; the
+                           row's other fields are for those who judge the answer */
 };
 
 struct dataset_source {
@@ -107,6 +110,12 @@ int dataset_open_all(struct dataset **, const struct dataset_source *, int n, co
                      struct err *e);
 void dataset_free(struct dataset *);
 
+/* A set for other processes of this program: put(arg, ..) is called for each of its pieces, and there get(arg, ..) for
+ * the same ones, of the same sizes.  *out NULL and *e on failure; then, too, get is called for all of them, unless what
+ * came is no data set. */
+void dataset_send(const struct dataset *, void (*put)(void *arg, const void *, size_t), void *arg);
+int dataset_receive(struct dataset **out, void (*get)(void *arg, void *, size_t), void *arg, struct err *e);
+
 enum dataset_label { DATASET_UNLABELLED, DATASET_DESIRABLE, DATASET_UNDESIRABLE };
 
 /* A pair of preferences is two sequences, one after the other: the prompt with the chosen answer, the prompt with the
@@ -118,7 +127,9 @@ struct dataset_row {
     int n;                  /* 2 .. max_length; of a pair: of both */
     int second;             /* of a pair: where the rejected sequence begins; 0: no pair */
     enum dataset_label label;
-    int n_trained; /* >= 1 */
+    int n_trained;      /* >= 1; of a prompt 0, and n is 1 .. max_length - 1 */
+    const char *fields; /* (n_fields) of a prompt: the row as JSON; not terminated; NULL: the row is no prompt */
+    int n_fields;
     uint32_t line; /* where the row begins in its file, 1-based; of an array the number of the element */
 };
 /* The chosen or the rejected sequence of a pair as a row of its own; of another row that itself, and nothing (n 0). */
@@ -133,6 +144,10 @@ uint64_t dataset_hash(const struct dataset *); /* of ids and masks; a checkpoint
 
 const char *dataset_format_name(enum dataset_format); /* "text", "completion"... */
 int dataset_format_parse(const char *name);           /* also "auto"; -1: no such format */
+
+/* The tokens of an answer (valid UTF-8) that follows a prompt, as training makes them of a row where the prompt's are
+ * fixed; no end of the text is added.  Any thread. */
+int dataset_encode_answer(const struct tokenizer *, const char *text, size_t n, struct tokens *out, struct err *);
 
 /* A row's text in segments that are trained or not, for display by POST /train/validate. */
 struct dataset_segment {

@@ -113,7 +113,9 @@ static enum scan_kind object_kind(const struct dataset_options *o, const char *p
     const char *end = memchr(p, '\n', n);
     cJSON *first = row_parse(p, end ? (size_t)(end - p) : n, NULL);
     map_row(first, o);
-    bool known = row_format(first) != DATASET_AUTO || cJSON_HasObjectItem(first, "chosen");
+    bool asks = o->format == DATASET_PROMPTS && cJSON_HasObjectItem(first, "prompt");
+    bool known = asks || row_format(first) != DATASET_AUTO || cJSON_HasObjectItem(first, "chosen") ||
+                 cJSON_HasObjectItem(first, "chosen_ids");
     cJSON_Delete(first);
     return !known && scan_has_member(p, n) ? SCAN_MEMBER : SCAN_LINES;
 }
@@ -164,8 +166,10 @@ static int format_of_rows(struct source *s, const struct dataset_options *o, str
         d->format = row ? row_format(row) : DATASET_AUTO;
         if (i == 0) {
             buf_printf(&seen, "%s %llu is ", unit, (unsigned long long)at.line);
-            if (row && (cJSON_HasObjectItem(row, "chosen") || cJSON_HasObjectItem(row, "preferred_output")))
-                buf_str(&seen, "a pair of preferences (chosen, rejected), which methods dpo, orpo and simpo train on");
+            if (row && (cJSON_HasObjectItem(row, "chosen") || cJSON_HasObjectItem(row, "chosen_ids") ||
+                        cJSON_HasObjectItem(row, "preferred_output")))
+                buf_str(&seen,
+                        "a pair of preferences (chosen, rejected), which methods dpo, orpo, simpo and reward train on");
             else if (row)
                 row_describe(&seen, row);
             else

@@ -1,6 +1,7 @@
 #include "engine/data/encode.h"
 
 #include "engine/base/mem.h"
+#include "engine/data/dataset.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -256,4 +257,13 @@ int encode_text(const struct encoder *c, const char *text, size_t n, const struc
     if (!out->n || (out->id[out->n - 1] != c->eos && !tokenizer_is_special(c->tokenizer, out->id[out->n - 1])))
         encoded_add(out, c->eos, true);
     return 0;
+}
+
+int dataset_encode_answer(const struct tokenizer *t, const char *text, size_t n, struct tokens *out, struct err *e)
+{
+    struct encoder c;
+    int rc = encoder_open(&c, t, -1, e);
+    if (!rc) rc = encode_rest(&c, text, n, out, e);
+    encoder_close(&c);
+    return rc;
 }

@@ -2,10 +2,10 @@
 
 #include <string.h>
 
-static const char *const fields[] = {"text",         "prompt",    "completion", "instruction", "input",
-                                     "output",       "system",    "history",    "tools",       "conversations",
-                                     "conversation", "input_ids", "labels",     "logprobs",    "messages",
-                                     "chosen",       "rejected",  "label",      NULL};
+static const char *const fields[] = {
+    "text",     "prompt",        "completion",   "instruction",    "input",      "output",       "system",   "history",
+    "tools",    "conversations", "conversation", "input_ids",      "labels",     "logprobs",     "messages", "chosen",
+    "rejected", "label",         "prompt_ids",   "completion_ids", "chosen_ids", "rejected_ids", NULL};
 
 static bool is_field(const char *name)
 {
@@ -22,7 +22,9 @@ int dataset_map_check(const struct dataset_field *map, int n, struct err *e)
             return err_set(
                 e, ERR_INVALID,
                 "%.60s is not a field of a row: these are text, prompt, completion, instruction, input, output, "
-                "system, history, messages, tools, conversations, input_ids, labels, logprobs, chosen, rejected, label",
+                "system, history, messages, tools, conversations, input_ids, labels, logprobs, chosen, rejected, "
+                "label, "
+                "prompt_ids, completion_ids, chosen_ids, rejected_ids",
                 map[i].to);
         if (!*map[i].from) return err_set(e, ERR_INVALID, "%s: its name in the data is empty", map[i].to);
         for (int k = 0; k < i; k++)

@@ -79,6 +79,7 @@ static int turns_render(const struct row *row, const struct chat_template *t, st
 {
     struct chat_spans spans = {0};
     struct chat_input input = {.messages = row->turns, .tools = row->tools, .extra = row->extra, .adapt = true};
+    input.add_generation_prompt = row->asks;
     int rc = chat_template_render(t, &input, &r->text, &spans, e);
     for (int i = 0; i < spans.n && !rc; i++) {
         const struct chat_span *s = &spans.v[i];
@@ -88,11 +89,12 @@ static int turns_render(const struct row *row, const struct chat_template *t, st
     }
     free(spans.v);
     if (!t) r->flags |= ENCODE_SPECIAL; /* a template writes its own bos */
-    if (!rc && !r->n) rc = err_set(e, ERR_INVALID, "the chat template shows nothing that the assistant says");
+    if (!rc && !r->n && !row->asks)
+        rc = err_set(e, ERR_INVALID, "the chat template shows nothing that the assistant says");
     return rc;
 }
 
-int render_row(const struct row *row, const struct chat_template *t, struct rendered *r, struct err *e)
+static int render(const struct row *row, const struct chat_template *t, struct rendered *r, struct err *e)
 {
     switch (row->kind) {
     case ROW_TURNS: return turns_render(row, t, r, e);
@@ -108,4 +110,16 @@ int render_row(const struct row *row, const struct chat_template *t, struct rend
     case ROW_IDS: break;
     }
     return err_set(e, ERR_INVALID, "a row of ids has no text");
+}
+
+/* A prompt is what is before an empty stretch. */
+int render_row(const struct row *row, const struct chat_template *t, struct rendered *r, struct err *e)
+{
+    int rc = render(row, t, r, e);
+    if (rc || !row->asks) return rc;
+    mem_grow(&r->v, &r->cap, 1, sizeof *r->v);
+    r->v[0] = (struct stretch){r->text.len, r->text.len};
+    r->n = 1;
+    r->flags &= ~(unsigned)ENCODE_EOS;
+    return 0;
 }

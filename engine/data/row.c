@@ -45,13 +45,15 @@ enum dataset_format row_format(const cJSON *row)
 {
     if (cJSON_IsString(row)) return DATASET_TEXT;
     if (!cJSON_IsObject(row)) return DATASET_AUTO;
-    if (field(row, "chosen") || field(row, "rejected") || field(row, "preferred_output")) return DATASET_AUTO;
+    if (field(row, "chosen") || field(row, "rejected") || field(row, "preferred_output") || field(row, "chosen_ids"))
+        return DATASET_AUTO;
     if (field(row, "messages")) return DATASET_MESSAGES;
     if (conversation(row)) {
         const cJSON *first = cJSON_GetArrayItem(conversation(row), 0);
         return field(first, "role") ? DATASET_MESSAGES : DATASET_SHAREGPT;
     }
     if (field(row, "prompt") && field(row, "completion")) return DATASET_COMPLETION;
+    if (field(row, "prompt_ids") && field(row, "completion_ids")) return DATASET_COMPLETION;
     if (field(row, "instruction") && field(row, "output")) return DATASET_ALPACA;
     if (field(row, "input_ids")) return DATASET_TOKENS;
     return field(row, "text") ? DATASET_TEXT : DATASET_AUTO;
@@ -244,6 +246,68 @@ static int tools_read(struct row *r, const cJSON *row, struct err *e)
     return 0;
 }
 
+/* ---- ids --------------------------------------------------------------------------------------------------------- */
+
+static int id_read(const cJSON *v, double min, double max, int32_t *id)
+{
+    if (!cJSON_IsNumber(v) || v->valuedouble != floor(v->valuedouble) || v->valuedouble < min || v->valuedouble > max)
+        return -1;
+    *id = (int32_t)v->valuedouble;
+    return 0;
+}
+
+/* What sampling said of the last n ids, those of `name`; null where it said nothing. */
+static int logprobs_read(struct row *r, const cJSON *list, int n, const char *name, struct err *e)
+{
+    if (!list) return 0;
+    if (!cJSON_IsArray(list)) return err_set(e, ERR_INVALID, "\"logprobs\" must be a list, is %s", type_of(list));
+    if (cJSON_GetArraySize(list) != n)
+        return err_set(e, ERR_INVALID, "%d \"logprobs\" for %d \"%s\"", cJSON_GetArraySize(list), n, name);
+    r->logprob = mem_array((size_t)r->n + 1, sizeof *r->logprob);
+    int i = 0, first = r->n - n;
+    for (; i < first; i++) r->logprob[i] = NAN;
+    for (const cJSON *v = list->child; v; v = v->next, i++) {
+        bool null = cJSON_IsNull(v);
+        if (!null && (!cJSON_IsNumber(v) || !(v->valuedouble >= -(double)FLT_MAX && v->valuedouble <= 0)))
+            return err_set(e, ERR_INVALID, "logprobs[%d] is neither null nor a number up to 0", i - first);
+        r->logprob[i] = null ? NAN : (float)v->valuedouble;
+    }
+    return 0;
+}
+
+/* Appends a list of ids to a row that has room for them. */
+static int ids_append(struct row *r, const cJSON *list, const char *name, bool targets, int vocab, struct err *e)
+{
+    int i = 0;
+    for (const cJSON *v = list->child; v; v = v->next, i++) {
+        if (id_read(v, 0, vocab - 1, &r->id[r->n]))
+            return err_set(e, ERR_INVALID, "%s[%d] is not a token id below %d", name, i, vocab);
+        r->is_target[r->n++] = targets;
+    }
+    return 0;
+}
+
+/* A prompt and an answer as ids: all that is trained is there, an end of the text only if it is among them. */
+static int answer_ids_read(struct row *r, const cJSON *row, const char *name, int vocab, struct err *e)
+{
+    const cJSON *prompt = field(row, "prompt_ids"), *answer = field(row, name);
+    r->kind = ROW_IDS;
+    if (!cJSON_IsArray(prompt)) return err_set(e, ERR_INVALID, "\"prompt_ids\" must be a list, is %s", type_of(prompt));
+    if (!cJSON_IsArray(answer)) return err_set(e, ERR_INVALID, "\"%s\" must be a list, is %s", name, type_of(answer));
+    if (!answer->child) return err_set(e, ERR_INVALID, "\"%s\" is empty", name);
+    size_t room = (size_t)cJSON_GetArraySize(prompt) + (size_t)cJSON_GetArraySize(answer);
+    r->id = mem_array(room, sizeof *r->id);
+    r->is_target = mem_array(room, 1);
+    int rc = ids_append(r, prompt, "prompt_ids", false, vocab, e);
+    return rc ? rc : ids_append(r, answer, name, true, vocab, e);
+}
+
+/* Whether the row has ids of its prompt and this answer: then its texts, if it has any, are for people. */
+static bool has_ids(const cJSON *row, const char *name)
+{
+    return field(row, "prompt_ids") && field(row, name);
+}
+
 /* ---- one function per format ------------------------------------------------------------------------------------- */
 
 static int text_read(struct row *r, const cJSON *row, struct err *e)
@@ -254,8 +318,13 @@ static int text_read(struct row *r, const cJSON *row, struct err *e)
     return rc || !is_blank(r->text) ? rc : err_set(e, ERR_INVALID, "\"text\" is empty");
 }
 
-static int completion_read(struct row *r, const cJSON *row, struct err *e)
+static int completion_read(struct row *r, const cJSON *row, int vocab, struct err *e)
 {
+    if (has_ids(row, "completion_ids")) {
+        int rc = answer_ids_read(r, row, "completion_ids", vocab, e);
+        int n = rc ? 0 : cJSON_GetArraySize(field(row, "completion_ids"));
+        return rc ? rc : logprobs_read(r, field(row, "logprobs"), n, "completion_ids", e);
+    }
     const cJSON *prompt = field(row, "prompt"), *completion = field(row, "completion");
     if (cJSON_IsArray(prompt) && cJSON_IsArray(completion)) {
         r->kind = ROW_TURNS;
@@ -271,13 +340,36 @@ static int completion_read(struct row *r, const cJSON *row, struct err *e)
     return rc;
 }
 
-static int unpaired_read(struct row *r, const cJSON *row, struct err *e)
+static int unpaired_read(struct row *r, const cJSON *row, int vocab, struct err *e)
 {
     const cJSON *label = field(row, "label");
     if (!label) return err_set(e, ERR_INVALID, "no \"label\"");
     if (!cJSON_IsBool(label)) return err_set(e, ERR_INVALID, "\"label\" must be a boolean, is %s", type_of(label));
     r->label = cJSON_IsTrue(label) ? DATASET_DESIRABLE : DATASET_UNDESIRABLE;
-    return completion_read(r, row, e);
+    return completion_read(r, row, vocab, e);
+}
+
+/* What is answered in training; the row's other fields are not looked at. */
+static int prompt_read(struct row *r, const cJSON *row, struct err *e)
+{
+    const cJSON *prompt = field(row, "prompt"), *list = cJSON_IsArray(prompt) ? prompt : NULL, *last;
+    const char *name = list ? "prompt" : "messages";
+    r->asks = true;
+    if (prompt && !list) {
+        r->kind = ROW_PAIR;
+        r->text = "";
+        return string_of(row, "prompt", true, &r->prompt, e);
+    }
+    if (!list && !(list = field(row, "messages"))) return err_set(e, ERR_INVALID, "no \"prompt\" and no \"messages\"");
+    r->kind = ROW_TURNS;
+    int rc = messages_read(r, list, name, false, e);
+    if (!rc) rc = tools_read(r, row, e);
+    if (rc) return rc;
+    r->extra = field(row, "chat_template_kwargs");
+    if (r->extra && !cJSON_IsObject(r->extra)) r->extra = NULL;
+    last = cJSON_GetArrayItem(r->turns, r->n_turns - 1);
+    if (strcmp(cJSON_GetStringValue(field(last, "role")), "assistant") != 0) return 0;
+    return err_set(e, ERR_INVALID, "\"%s\" ends with what the assistant says, and a prompt ends before that", name);
 }
 
 /* ---- pairs ------------------------------------------------------------------------------------------------------- */
@@ -342,12 +434,21 @@ static int text_answer(struct row *r, const cJSON *row, const char *prompt, cons
                : 0;
 }
 
-int row_read_pair(struct row *chosen, struct row *rejected, const cJSON *row, struct err *e)
+static int ids_pair(struct row *chosen, struct row *rejected, const cJSON *row, int vocab, struct err *e)
+{
+    if (same_message(field(row, "chosen_ids"), field(row, "rejected_ids")))
+        return err_set(e, ERR_INVALID, "\"chosen_ids\" and \"rejected_ids\" are the same");
+    int rc = answer_ids_read(chosen, row, "chosen_ids", vocab, e);
+    return rc ? rc : answer_ids_read(rejected, row, "rejected_ids", vocab, e);
+}
+
+int row_read_pair(struct row *chosen, struct row *rejected, const cJSON *row, int vocab, struct err *e)
 {
     const cJSON *yes = field(row, "chosen"), *no = field(row, "rejected"), *prompt = field(row, "prompt");
     const char *text = NULL;
     *chosen = *rejected = (struct row){0};
     if (!cJSON_IsObject(row)) return err_set(e, ERR_INVALID, "a row must be an object, this is %s", type_of(row));
+    if (has_ids(row, "chosen_ids") && field(row, "rejected_ids")) return ids_pair(chosen, rejected, row, vocab, e);
     if (!yes || !no) return err_set(e, ERR_INVALID, "no \"%s\"", yes ? "rejected" : "chosen");
     if (same_message(yes, no)) return err_set(e, ERR_INVALID, "\"chosen\" and \"rejected\" are the same");
     if (cJSON_IsArray(yes) && cJSON_IsArray(no)) {
@@ -467,32 +568,6 @@ static int sharegpt_read(struct row *r, const cJSON *row, struct err *e)
     return rc ? rc : turns_check(r, e);
 }
 
-static int id_read(const cJSON *v, double min, double max, int32_t *id)
-{
-    if (!cJSON_IsNumber(v) || v->valuedouble != floor(v->valuedouble) || v->valuedouble < min || v->valuedouble > max)
-        return -1;
-    *id = (int32_t)v->valuedouble;
-    return 0;
-}
-
-/* What sampling said of the ids; null where it said nothing. */
-static int logprobs_read(struct row *r, const cJSON *list, int n, struct err *e)
-{
-    if (!list) return 0;
-    if (!cJSON_IsArray(list)) return err_set(e, ERR_INVALID, "\"logprobs\" must be a list, is %s", type_of(list));
-    if (cJSON_GetArraySize(list) != n)
-        return err_set(e, ERR_INVALID, "%d \"logprobs\" for %d \"input_ids\"", cJSON_GetArraySize(list), n);
-    r->logprob = mem_array((size_t)n + 1, sizeof *r->logprob);
-    int i = 0;
-    for (const cJSON *v = list->child; v; v = v->next, i++) {
-        bool null = cJSON_IsNull(v);
-        if (!null && (!cJSON_IsNumber(v) || !(v->valuedouble >= -(double)FLT_MAX && v->valuedouble <= 0)))
-            return err_set(e, ERR_INVALID, "logprobs[%d] is neither null nor a number up to 0", i);
-        r->logprob[i] = null ? NAN : (float)v->valuedouble;
-    }
-    return 0;
-}
-
 static int ids_read(struct row *r, const cJSON *row, int vocab, struct err *e)
 {
     const cJSON *ids = field(row, "input_ids"), *labels = field(row, "labels");
@@ -517,7 +592,7 @@ static int ids_read(struct row *r, const cJSON *row, int vocab, struct err *e)
         r->is_target[r->n++] = target >= 0;
         if (label) label = label->next;
     }
-    return logprobs_read(r, field(row, "logprobs"), n, e);
+    return logprobs_read(r, field(row, "logprobs"), n, "input_ids", e);
 }
 
 int row_read(struct row *r, const cJSON *row, enum dataset_format format, int vocab, struct err *e)
@@ -527,12 +602,13 @@ int row_read(struct row *r, const cJSON *row, enum dataset_format format, int vo
         return err_set(e, ERR_INVALID, "a row must be an object, this is %s", type_of(row));
     switch (format) {
     case DATASET_TEXT: return text_read(r, row, e);
-    case DATASET_COMPLETION: return completion_read(r, row, e);
+    case DATASET_COMPLETION: return completion_read(r, row, vocab, e);
     case DATASET_ALPACA: return alpaca_read(r, row, e);
     case DATASET_MESSAGES: return chat_read(r, row, e);
     case DATASET_SHAREGPT: return sharegpt_read(r, row, e);
     case DATASET_TOKENS: return ids_read(r, row, vocab, e);
-    case DATASET_UNPAIRED: return unpaired_read(r, row, e);
+    case DATASET_UNPAIRED: return unpaired_read(r, row, vocab, e);
+    case DATASET_PROMPTS: return prompt_read(r, row, e);
     case DATASET_PREFERENCE: /* row_read_pair */
     case DATASET_AUTO: break;
     }

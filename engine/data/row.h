@@ -16,6 +16,7 @@ struct row {
     enum row_kind kind;
     const char *text, *prompt; /* TEXT: text; PAIR: prompt, then text */
     char *own_prompt;          /* owned, where the row has none as such */
+    bool asks;                 /* a prompt without an answer: PAIR with an empty text, or TURNS */
     enum dataset_label label;
 
     /* TURNS and ALPACA */
@@ -37,10 +38,11 @@ struct row {
 
 /* DATASET_AUTO when it is none of them. */
 enum dataset_format row_format(const cJSON *row);
-/* Fills *out, or sets *e to what is wrong with the row.  vocab: ids must be below. */
+/* Fills *out, or sets *e to what is wrong with the row.  vocab: ids must be below.  A row with ids of its prompt and
+ * its answer (dataset.h) becomes ROW_IDS in any of the formats that have them. */
 int row_read(struct row *out, const cJSON *row, enum dataset_format, int vocab, struct err *e);
 /* The same for a row of DATASET_PREFERENCE: its two answers, each with the prompt. */
-int row_read_pair(struct row *chosen, struct row *rejected, const cJSON *row, struct err *e);
+int row_read_pair(struct row *chosen, struct row *rejected, const cJSON *row, int vocab, struct err *e);
 void row_free(struct row *);
 
 /* Appends a description of the value: "an object with the fields a, b", "a number"... */

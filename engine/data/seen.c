@@ -50,6 +50,7 @@ uint64_t seen_digest(const struct dataset_row *r, unsigned char out[SHA256_BYTES
     sha256_add(&h, r->id, (size_t)r->n * sizeof *r->id);
     sha256_add(&h, r->trained, (size_t)r->n);
     if (r->second || r->label) sha256_add(&h, more, sizeof more); /* the hash of other sets stays */
+    if (r->fields) sha256_add(&h, r->fields, (size_t)r->n_fields);
     sha256_end(&h, out);
     memcpy(&first, out, sizeof first);
     return first;

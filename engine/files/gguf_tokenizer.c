@@ -3,6 +3,7 @@
  * tokenizer.ggml.model "gpt2" is byte-level BPE: tokens, merges, and the name of a pre-tokenizer, whose patterns are
  * those of llama.cpp (src/llama-vocab.cpp) and of the models' own tokenizer.json.  "llama" is SentencePiece's BPE:
  * tokens with scores; merging the pair whose token has the best score is BPE with merges sorted by score. */
+#include "engine/base/fnv.h"
 #include "engine/base/mem.h"
 #include "engine/files/gguf_model.h"
 #include "engine/files/gguf_pre.h"
@@ -84,8 +85,7 @@ struct table {
 
 static uint64_t hash(struct gguf_text t)
 {
-    uint64_t h = 0xcbf29ce484222325u; /* FNV-1a */
-    for (size_t i = 0; i < t.n; i++) h = (h ^ (unsigned char)t.s[i]) * 0x100000001b3u;
+    uint64_t h = fnv1a(FNV1A_START, t.s, t.n);
     return h ^ h >> 29;
 }
 

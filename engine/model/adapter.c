@@ -208,5 +208,6 @@ void adapter_free(struct adapter *a)
 {
     if (!a) return;
     free(a->memory);
+    free(a->score);
     free(a);
 }

@@ -69,12 +69,15 @@ struct adapter {
     double alpha, dropout;
     bool rslora;
     unsigned targets;
+    float *score; /* (hidden) of an adapter that scores texts: score = score . h, h the final norm's output for the last
+                     token; PEFT's SEQ_CLS with one label; owned; NULL: none */
     unsigned char content[32]; /* hash of its pairs, where one was made */
     void *memory;              /* one block */
 };
 
 /* Reads and checks every shape against the model.  @return NULL on failure, and *e names the file and the tensor or
- * key.  DoRA, aLoRA, modules_to_save, biases and non-finite values are refused by name.  Any thread. */
+ * key.  DoRA, aLoRA, modules_to_save other than the head of scores, biases and non-finite values are refused by name.
+ * Any thread. */
 struct adapter *adapter_read(const char *dir, const struct model_config *, struct err *e);
 /* The same from a configuration's text and its tensors, both borrowed for the call. */
 struct adapter *adapter_parse(const char *config, const struct tensor_source *, const struct model_config *,
@@ -96,6 +99,7 @@ void adapter_free(struct adapter *); /* NULL is allowed */
  * config.json is not used, since it may name the model that this one was derived from.  Owned by the caller. */
 char *adapter_base_name(const char *model_dir);
 
+#define SCORE_WEIGHT "score.weight"
 #define ADAPTER_CONFIG "adapter_config.json"
 #define ADAPTER_WEIGHTS "adapter_model.safetensors"
 

@@ -34,7 +34,7 @@ static int refuse_tensor(const char *name, struct err *e)
     } known[] = {
         {"lora_magnitude_vector", "DoRA is not supported"},
         {"base_layer.", "a saved base layer (a resized vocabulary?) is not supported"},
-        {"modules_to_save", "whole trained modules (modules_to_save) are not supported"},
+        {"modules_to_save", "whole trained modules (modules_to_save) are not supported, but a head of one score"},
         {"lora_B.bias", "lora_bias is not supported"},
         {"lora_B.default.bias", "lora_bias is not supported"},
         {"lm_head.weight", "a whole output head (modules_to_save, or a resized vocabulary) is not supported"},
@@ -100,6 +100,21 @@ static bool of_images(const struct model_config *c, const char *s)
     s = after(s, "model.");
     for (size_t i = 0; c->with_images && i < sizeof parts / sizeof *parts; i++) found |= after(s, parts[i]) != s;
     return found;
+}
+
+/* The head of scores.  @return 1: placed; 0: it is none; or an error code */
+static int place_score(const struct tensor *t, const struct model_config *c, const struct tensor **score, struct err *e)
+{
+    if (strcmp(after(t->name, "base_model.model."), SCORE_WEIGHT) != 0) return 0;
+    if (t->n_dims != 2 || t->dims[0] != 1 || t->dims[1] != c->hidden)
+        return err_set(e, ERR_UNSUPPORTED, "tensor %.160s: shape is not [1, %d]: only a head of one score is supported",
+                       t->name, c->hidden);
+    if (tensor_float_type(t->type) == DT_NONE)
+        return err_set(e, ERR_UNSUPPORTED, "tensor %.160s: type %s is not F32, F16 or BF16", t->name,
+                       tensor_type_name(t->type));
+    if (*score) return err_set(e, ERR_INVALID, "tensors %.100s and %.100s are the same", (*score)->name, t->name);
+    *score = t;
+    return 1;
 }
 
 /* "base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight"; the first part and "model." may be left out, and
@@ -169,6 +184,7 @@ struct reading {
     const struct model_config *c;
     const struct adapter *shape; /* layers and modules only */
     struct found *found;
+    const struct tensor *score;
     struct adapter_experts *experts; /* NULL: the model has none */
     int *rank;
     double *alpha;
@@ -251,8 +267,12 @@ static int read_pair(const struct reading *r, int i, struct lora_pair *p, struct
 static int read_tensors(struct reading *r, struct adapter **out, struct err *e)
 {
     int rc = 0, n = r->shape->layers * r->shape->n_modules, any = 0;
-    for (size_t i = 0; i < tensor_source_count(r->f) && !rc; i++)
-        rc = place_tensor(r->shape, r->c, tensor_source_at(r->f, i), r->found, r->experts, e);
+    for (size_t i = 0; i < tensor_source_count(r->f) && !rc; i++) {
+        const struct tensor *t = tensor_source_at(r->f, i);
+        int placed = r->p.scores ? place_score(t, r->c, &r->score, e) : 0;
+        rc = placed < 0 ? placed : placed ? 0 : place_tensor(r->shape, r->c, t, r->found, r->experts, e);
+    }
+    if (!rc && r->p.scores && !r->score) rc = err_set(e, ERR_INVALID, "tensor " SCORE_WEIGHT " is missing");
     for (int i = 0; i < n && !rc; i++) {
         rc = check_module(r, i, e);
         any |= r->rank[i];
@@ -267,6 +287,10 @@ static int read_tensors(struct reading *r, struct adapter **out, struct err *e)
     a->rslora = r->p.rslora;
     for (int i = 0; i < n && !rc; i++)
         if (a->pair[i].r) rc = read_pair(r, i, &a->pair[i], e);
+    if (!rc && r->score) {
+        a->score = mem_array((size_t)r->c->hidden, sizeof *a->score);
+        rc = adapter_tensor_read(r->f, r->score, a->score, e);
+    }
     if (rc)
         adapter_free(a);
     else

@@ -145,13 +145,15 @@ static void put_config(struct buf *b, const struct adapter *a, const struct mode
     put_number(b, a->alpha);
     buf_str(b, ",\n  \"lora_dropout\": ");
     put_number(b, a->dropout);
-    buf_printf(b, ",\n  \"modules_to_save\": null,\n  \"peft_type\": \"LORA\",\n  \"r\": %d,\n", a->r);
+    /* the names that PEFT gives SEQ_CLS */
+    buf_printf(b, ",\n  \"modules_to_save\": %s,\n", a->score ? "[\n    \"classifier\",\n    \"score\"\n  ]" : "null");
+    buf_printf(b, "  \"peft_type\": \"LORA\",\n  \"r\": %d,\n", a->r);
     put_pattern(b, "rank_pattern", c, a, true);
     buf_str(b, "  \"revision\": null,\n");
     put_targets(b, c, a);
     put_parameters(b, c, a);
-    buf_printf(b, "  \"task_type\": \"CAUSAL_LM\",\n  \"use_dora\": false,\n  \"use_rslora\": %s\n}\n",
-               a->rslora ? "true" : "false");
+    buf_printf(b, "  \"task_type\": \"%s\",\n  \"use_dora\": false,\n  \"use_rslora\": %s\n}\n",
+               a->score ? "SEQ_CLS" : "CAUSAL_LM", a->rslora ? "true" : "false");
 }
 
 /* ---- the base's name ---- */
@@ -218,6 +220,8 @@ static void by_rank(const float *b, int n, int r, int experts, float *out)
             }
 }
 
+#define SCORE_NAME "base_model.model." SCORE_WEIGHT
+
 static int put_matrix(struct st_writer *w, char *name, int rows, int cols, float *data, struct err *e)
 {
     struct tensor t = {.name = name,
@@ -257,6 +261,7 @@ static int put_tensors(const struct adapter *a, const struct model_config *c, co
         holder_of(c, a, i, holder);
         tensors += 2, names += 2 * (strlen(holder) + sizeof "base_model.model..lora_A.weight");
     }
+    if (a->score) tensors++, names += sizeof SCORE_NAME;
     /* The writer would reserve twice what such entries need, and six times a name's length for escapes.  The header of
      * a small adapter should not be larger than its data. */
     struct st_writer *w = st_writer_open(path, tensors / 2, names / 6 + 1, 64, e);
@@ -267,6 +272,8 @@ static int put_tensors(const struct adapter *a, const struct model_config *c, co
         holder_of(c, a, i, holder);
         rc = put_pair(w, holder, &a->module[i % a->n_modules], &a->pair[i], e);
     }
+    char score[] = SCORE_NAME;
+    if (!rc && a->score) rc = put_matrix(w, score, 1, c->hidden, a->score, e);
     if (!rc) return st_writer_finish(w, e);
     st_writer_abort(w);
     return rc;

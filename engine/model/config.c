@@ -350,6 +350,14 @@ static void check_positions(struct fields *f, const struct model_config *c)
         f->rc = err_set(f->e, ERR_UNSUPPORTED, "config.json: position_embedding_type \"%.40s\" is not supported", type);
 }
 
+/* An id that is no token is ignored: only scores are looked for by it. */
+static void read_pad(const struct fields *f, struct model_config *c)
+{
+    const cJSON *v = cJSON_GetObjectItemCaseSensitive(f->j, "pad_token_id");
+    bool token = cJSON_IsNumber(v) && v->valuedouble >= 0 && v->valuedouble < c->vocab;
+    c->pad = token ? (int32_t)v->valuedouble : -1;
+}
+
 static void read_sizes(struct fields *f, struct model_config *c)
 {
     const struct family_fields *n = &c->family->field;
@@ -374,6 +382,7 @@ static void read_sizes(struct fields *f, struct model_config *c)
     get_int(f, n->max_len, 1, MAX_POSITIONS, &c->max_len);
     get_int(f, n->types, 0, MAX_VOCAB, &c->types);
     if (c->family->after_pad) read_first_pos(f, c);
+    read_pad(f, c);
     if (!f->rc && c->heads % c->kv_heads)
         f->rc = err_set(f->e, ERR_INVALID, "config.json: %s %d is not a multiple of %s %d", n->heads, c->heads,
                         n->kv_heads, c->kv_heads);

@@ -44,6 +44,7 @@ struct model_config {
     struct quant_config quant;        /* how the directory is quantised */
     int32_t eos[MAX_EOS];
     int n_eos;
+    int32_t pad; /* the token that fills up batches elsewhere: no score is read at it; -1: none */
     /* generation_config.json; NAN or -1: not given */
     float temperature, top_p, repetition_penalty;
     int top_k, do_sample;

@@ -2,6 +2,7 @@
 
 #include "engine/base/check.h"
 #include "engine/base/mem.h"
+#include "engine/model/shard.h"
 
 #include <stdlib.h>
 
@@ -132,15 +133,15 @@ static void gate_up(struct dev *d, const struct experts_work *w, const struct la
     op_act_mul(d, (struct act_mul_args){ff, up, l->b->act});
 }
 
-void experts_forward(struct dev *d, struct experts_work *w, const struct layer *l, const struct step_batch *batch,
-                     struct mat h, struct mat y)
+void experts_forward(struct dev *d, struct experts_work *w, const struct layer *l, struct shard *shard,
+                     struct mat own_ff, const struct step_batch *batch, struct mat h, struct mat y)
 {
     const struct block_experts *b = &l->b->experts;
     int T = h.rows, rows = T * b->chosen;
     bool shared = l->b->inter > 0;
     struct mat router = mat_f32(w->router.p, T, b->count + b->gate), logits = router, gate = router;
     struct mat weight = mat_f32(w->weight.p, T, b->chosen), x = mat_f32(w->x.p, rows, h.cols);
-    struct mat ff = mat_f32(w->ff.p, rows, b->inter);
+    struct mat own = mat_f32(shard ? own_ff.p : w->ff.p, rows, b->inter), ff = own;
     const struct weight *const *down = (const struct weight *const *)l->w->expert_down;
 
     op_linear(d, (struct linear_args){router, h, l->w->router, l->w->router_b, 0});
@@ -150,7 +151,12 @@ void experts_forward(struct dev *d, struct experts_work *w, const struct layer *
     op_route(d, (struct route_args){logits, weight, w->expert, w->place, w->token, w->start, b->normalise});
     op_rows(d, (struct rows_args){x, h, w->token});
     read_rows(d, w, l, batch);
-    gate_up(d, w, l, batch, ff, x);
+    gate_up(d, w, l, batch, own, x);
+    if (shard) {
+        ff = mat_f32(w->ff.p, rows, b->inter * comm_ranks(shard->group));
+        shard_join(shard, d, own, ff);
+        x = mat_f32(w->x.p, rows, y.cols);
+    }
     op_experts_linear(d, (struct experts_linear_args){x, ff, down, l->w->expert_down_b, w->start, b->count});
     adapt(d, w, l, batch, GEMM_EXPERT_DOWN, x, ff);
     struct combine_args sum = {.y = y, .x = x, .weight = weight, .place = w->place, .k = b->chosen};

@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct shard;
+
 /* T tokens of a step at most, k experts for each; E experts of width Fe.  Empty for a model without experts. */
 struct experts_work {
     struct mat router; /* (T, E), and with a gate of the shared expert one column more */
@@ -31,8 +33,9 @@ bool experts_open_adapters(struct experts_work *, struct dev *, const struct mod
 void experts_close(struct experts_work *, struct dev *);
 
 /* y = the experts' output for the rows of h, all of the batch's, with their adapters; where the layer has a shared
- * expert, y holds its output, and theirs is added. */
-void experts_forward(struct dev *, struct experts_work *, const struct layer *, const struct step_batch *, struct mat h,
-                     struct mat y);
+ * expert, y holds its output, and theirs is added.  shard: NULL, or the layer and y are a rank's part, and own_ff is
+ * memory for its columns of ff. */
+void experts_forward(struct dev *, struct experts_work *, const struct layer *, struct shard *, struct mat own_ff,
+                     const struct step_batch *, struct mat h, struct mat y);
 
 #endif

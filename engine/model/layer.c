@@ -4,7 +4,7 @@ struct layer layer_at(const struct model_config *c, const struct weights *w, con
                       int index)
 {
     const struct block *b = model_block(c, index);
-    return (struct layer){c, b, &w->layer[index], rope[b->rope], index};
+    return (struct layer){c, b, &w->layer[index], rope[b->rope], index, index};
 }
 
 static struct layer_norm norm_if(bool has, const float *w, const float *b)
@@ -93,7 +93,7 @@ struct rope_kv_args layer_rope_kv(const struct layer *l, struct mat qkv, const i
     const struct model_config *c = l->c;
     return (struct rope_kv_args){qkv,         c->heads,    c->kv_heads, c->head_dim, c->rope[l->b->rope].rot,
                                  l->rope.cos, l->rope.sin, pos,         slot,        kv,
-                                 l->index};
+                                 l->kv_layer};
 }
 
 struct attn_args layer_attn(const struct layer *l)
@@ -103,7 +103,7 @@ struct attn_args layer_attn(const struct layer *l)
                               .head_dim = l->c->head_dim,
                               .window = l->b->window,
                               .scale = l->b->scale,
-                              .layer = l->index,
+                              .layer = l->kv_layer,
                               .softcap = l->b->softcap,
                               .sinks = l->w->sinks};
 }

@@ -14,6 +14,7 @@ struct layer {
     const struct layer_weights *w;
     struct rope_table rope;
     int index;
+    int kv_layer; /* its number in the KV cache; layer_at: index */
 };
 
 struct layer layer_at(const struct model_config *, const struct weights *, const struct rope_table[ROPES_MAX],

@@ -24,9 +24,11 @@ struct lora_weights {
     bool up;              /* the adapter changes gate or up in some layer, experts' included */
 };
 
-/* Waits for the copies.  @return 0 on success; ERR_NOMEM, or ERR_IO when the device failed, and nothing stays
- * allocated. */
-int lora_weights_upload(struct lora_weights *, struct dev *, const struct adapter *, struct err *);
+struct shard;
+/* Waits for the copies.  shard: NULL, or whose outputs are uploaded.  @return 0 on success; ERR_NOMEM, or ERR_IO when the
+ * device failed, and nothing stays allocated. */
+int lora_weights_upload(struct lora_weights *, struct dev *, const struct adapter *, const struct shard *,
+                        struct err *);
 void lora_weights_free(struct lora_weights *, struct dev *);
 /* The a of the embedding table's pair, (r, V), into `to` on the device as a table of tokens, (V, r). */
 void lora_table_upload(struct dev *, float *to, const struct lora_module *, const struct lora_pair *);

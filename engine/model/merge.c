@@ -143,7 +143,8 @@ static int open_adapter(struct merge *m, const char *dir)
     read_base_name(dir, s);
     m->adapter = adapter_read(dir, &m->c, m->e);
     m->untie = s->untied = m->adapter && m->adapter->targets & TARGET_ENDS && m->c.tied;
-    if (m->adapter) return 0;
+    if (m->adapter && !m->adapter->score) return 0;
+    if (m->adapter) err_set(m->e, ERR_UNSUPPORTED, "its head of scores has no place in a model that gives text");
     return s->of[0] ? err_prefix(m->e, "adapter %.80s, made for %.80s", dir, s->of)
                     : err_prefix(m->e, "adapter %.80s", dir);
 }

@@ -9,12 +9,15 @@
 #include "engine/model/config.h"
 #include "engine/model/experts.h"
 #include "engine/model/rope.h"
+#include "engine/model/shard.h"
 #include "engine/model/step_batch.h"
 #include "engine/model/weights.h"
 #include "kernels/ops.h"
 
 struct model {
     struct model_config c;
+    struct model_config own; /* c; of a model that is divided over ranks, the sizes of this one's part */
+    struct shard *shard;     /* NULL: it is not divided */
     struct dev *d;
     bool beside; /* another model's device, which stays open */
     struct weights w;
@@ -34,17 +37,25 @@ struct model {
     struct mat raw; /* (some, 2F) gate and up before the activation, for rows whose adapter changes them; see below */
     struct mat hr, logits; /* (R, C), (R, V) */
     struct experts_work experts;
+    /* of a part: this rank's columns of att, of ff (experts' too), of y and of logits, until they are exchanged */
+    struct mat own_att, own_ff, own_y, own_logits;
+    int32_t *own_id;        /* (T) of tokens, in this rank's part of the vocabulary */
+    struct step_batch some; /* of a model that is divided by layers: some rows of a step; id NULL: not open yet */
 };
 
-/* Configuration and weights.  quantize: NULL keeps the file's types. */
+/* Configuration and weights.  quantize: NULL keeps the file's types.  comm: NULL, or the ranks that the model is
+ * divided over (shard_open), each of which calls this; borrowed until model_close.  taker: as weights_load's. */
 int model_open(struct model *, const char *dir, const struct dev_config *, const struct quantize_how *quantize,
-               bool verify, struct err *);
+               bool verify, struct comm *comm, int stages, const struct weights_taker *taker, struct err *);
 /* The same on the device of another model, whose thread uses both; that model is closed last. */
 int model_open_on(struct model *, const char *dir, struct dev *, const struct quantize_how *quantize, bool verify,
                   struct err *);
 /* model_open, and opens the device by name; NULL: cpu. */
 int model_load(struct model *, const char *dir, const char *device, int threads, const struct quantize_how *quantize,
                bool verify, struct err *);
+
+/* Of a model that is divided over ranks, everything below is called on rank 0 alone: the others follow (shard_follow.h),
+ * and fail as rank 0 does. */
 
 /* Allocates KV pages and activations; nothing large is allocated afterwards. */
 struct model_reserve {
@@ -58,8 +69,14 @@ int model_reserve_work(struct model *, const struct model_reserve *, struct err 
 int model_reserve_kv(struct model *, int pages, enum dtype kv_type, struct err *);
 /* Allocates what adapters need besides their weights; call once, before the first is used. */
 int model_reserve_adapters(struct model *, struct err *);
-size_t model_page_bytes(const struct model *, enum dtype kv_type); /* 0: an encoder, which has no KV cache */
+/* Of a model that is divided by layers those of the rank with the most.  0: an encoder, which has no KV cache */
+size_t model_page_bytes(const struct model *, enum dtype kv_type);
+/* Uploads an adapter: lora_weights_upload and lora_weights_free, on every rank. */
+int model_upload_adapter(struct model *, struct lora_weights *, const struct adapter *, struct err *);
+void model_free_adapter(struct model *, struct lora_weights *);
 void model_close(struct model *);
+/* model_close where the other ranks do not wait for orders of this one. */
+void model_drop(struct model *);
 
 /* Computes every token of the batch with its sequence's adapter, if any, writes the keys and values to the cache, and
  * the logits of the batch's rows to m->logits.  Only enqueues; errors are reported by the device. */

@@ -1,6 +1,7 @@
 #include "engine/model/open.h"
 
 #include "engine/model/calibrate.h"
+#include "engine/model/ranks_agree.h"
 #include "engine/tokenizer/tokenizer.h"
 
 #include <string.h>
@@ -57,7 +58,7 @@ static int open_model(struct model *m, const struct model_options *o, const stru
     if (!rc && !how.nearest && !o->no_calibration)
         rc = calibration_default(&calibration, o->dir, &mc, quantize, threads, e);
     how.calibration = &calibration;
-    if (!rc) rc = model_open(m, o->dir, &dc, &how, o->verify_weights, e);
+    if (!rc) rc = model_open(m, o->dir, &dc, &how, o->verify_weights, o->comm, o->stages, o->taker, e);
     calibration_close(&calibration);
     return rc;
 }
@@ -67,7 +68,9 @@ int model_open_as(struct model *m, const struct model_options *o, const struct c
     *m = (struct model){0};
     int rc = open_model(m, o, cpus, e);
     if (!rc) rc = choose_activations(o, m->d, e);
-    if (rc) model_close(m);
+    if (o->comm && !(rc = ranks_agree(o->comm, rc, e))) rc = shard_check_alike(m->shard, m->d, &m->w, e);
+    if (!rc && o->comm) shard_open_device(m->shard, m->d);
+    if (rc) model_drop(m);
     return rc;
 }
 

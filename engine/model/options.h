@@ -7,6 +7,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+struct comm;
+struct weights_taker;
+
 struct model_options {
     const char *dir;         /* a Hugging Face directory */
     const char *device;      /* see struct dev_config (kernels/ops.h); NULL: cpu */
@@ -18,6 +21,9 @@ struct model_options {
     /* memory budget of a device with its own memory */
     size_t gpu_memory_bytes;    /* 0: from gpu_memory_fraction */
     double gpu_memory_fraction; /* of the memory free at the start; 0: 0.9 */
+    struct comm *comm; /* NULL, or the ranks that the model is divided over (shard.h); borrowed until it is closed */
+    int stages;        /* with comm: see shard_open */
+    const struct weights_taker *taker; /* NULL, or who takes matrices away while they are loaded (weights.h) */
     bool verify_weights; /* compare every byte with the checksums `tandem quantize` wrote; an error where it has none */
     bool no_calibration; /* quantise a small model without calibrating it on text it generates (calibrate.h) */
 };

@@ -26,7 +26,6 @@ static const struct {
     {"use_dora", "DoRA"},
     {"alora_invocation_tokens", "aLoRA (activated by tokens)"},
     {"lora_bias", "a bias in lora_B"},
-    {"modules_to_save", "whole trained modules"},
     {"trainable_token_indices", "trained token embeddings"},
     {"layer_replication", "replicated layers"},
     {"use_qalora", "QALoRA"},
@@ -35,6 +34,24 @@ static const struct {
     {"monteclora_config", "MonteCLoRA"},
     {"kasa_config", "KaSA"},
 };
+
+/* PEFT saves the head of a sequence classifier whole, under one of two names: every decoder's is `score`. */
+static int read_saved(struct peft_config *p, struct err *e)
+{
+    const cJSON *saved = get(p, "modules_to_save"), *task = get(p, "task_type");
+    const cJSON *name = cJSON_IsArray(saved) ? saved->child : NULL;
+    bool only = cJSON_IsArray(saved), score = false;
+    for (; name; name = name->next) {
+        const char *text = cJSON_IsString(name) ? name->valuestring : "";
+        score |= strcmp(text, "score") == 0;
+        only &= strcmp(text, "score") == 0 || strcmp(text, "classifier") == 0;
+    }
+    p->scores = score;
+    if (!says_yes(saved)) return 0;
+    if (only && score && cJSON_IsString(task) && strcmp(task->valuestring, "SEQ_CLS") == 0) return 0;
+    return err_set(e, ERR_UNSUPPORTED,
+                   "modules_to_save: whole trained modules are not supported, but `score` of task_type SEQ_CLS");
+}
 
 static int refuse_features(const struct peft_config *p, struct err *e)
 {
@@ -154,6 +171,7 @@ int peft_config_open(struct peft_config *p, const char *text, const struct model
     *p = (struct peft_config){.json = cJSON_ParseWithOpts(text, NULL, 1)};
     int rc = cJSON_IsObject(p->json) ? 0 : err_set(e, ERR_INVALID, "not a JSON object");
     if (!rc) rc = refuse_features(p, e);
+    if (!rc) rc = read_saved(p, e);
     if (!rc) rc = get_number(p, "r", 8, &p->r, e);
     if (!rc) rc = check_rank(p->r, "r", e);
     if (!rc) rc = get_number(p, "lora_alpha", 8, &p->alpha, e);

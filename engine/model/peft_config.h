@@ -14,6 +14,7 @@ struct peft_config {
     cJSON *json;
     double r, alpha, dropout;
     bool rslora;
+    bool scores;                    /* the head of scores is saved with it: SEQ_CLS */
     const cJSON *targets, *exclude; /* lists, or NULL when the rule below is used */
     bool all_linear;
     struct rule target, excluded; /* text NULL: none */

@@ -51,6 +51,15 @@ int step_batch_open(struct step_batch *b, struct dev *d, int max_tokens, int max
     return 0;
 }
 
+int step_batch_sized(struct step_batch *b, struct dev *d, int max_tokens, int max_seqs, int max_rows, int max_pages)
+{
+    if (b->id && b->max_tokens == max_tokens && b->max_seqs == max_seqs && b->max_rows == max_rows &&
+        b->max_pages == max_pages)
+        return 0;
+    if (b->id) step_batch_close(b, d);
+    return step_batch_open(b, d, max_tokens, max_seqs, max_rows, max_pages);
+}
+
 void step_batch_close(struct step_batch *b, struct dev *d)
 {
     if (b->id) d->ops->free(d, b->id);
@@ -103,9 +112,14 @@ int step_batch_pad_pages(int max_seqs)
     return (most + KV_PAGE - 1) / KV_PAGE;
 }
 
-static void send(struct step_batch *b, struct dev *d, size_t page_ints)
+size_t step_batch_ints(const struct step_batch *b)
 {
-    d->ops->upload(d, b->id, b->host, (fixed_ints(b) + page_ints) * sizeof *b->host);
+    return fixed_ints(b) + (size_t)b->n_seqs * (size_t)b->pages_ld;
+}
+
+void step_batch_send(struct step_batch *b, struct dev *d)
+{
+    d->ops->upload(d, b->id, b->host, step_batch_ints(b) * sizeof *b->host);
 }
 
 /* Writes the page table row of sequence `seq` of the step. */
@@ -170,7 +184,7 @@ void step_batch_build(struct step_batch *b, struct dev *d, const struct step_bat
     b->pages_ld = ld;
     b->most_rows = most;
     if (b->pad_page >= 0 && d->ops->replay && step_batch_decodes(b)) pad(b, &h, v);
-    send(b, d, (size_t)b->n_seqs * (size_t)ld);
+    step_batch_send(b, d);
 }
 
 void step_batch_blank(struct step_batch *b, struct dev *d, int n, int pages_ld)
@@ -190,7 +204,46 @@ void step_batch_blank(struct step_batch *b, struct dev *d, int n, int pages_ld)
     b->pages_ld = pages_ld;
     b->most_rows = 1;
     b->n_groups = 0;
-    send(b, d, (size_t)n * (size_t)pages_ld);
+    step_batch_send(b, d);
+}
+
+/* Of [a, a + n) what is in [from, end), as an offset from `from`.  @return its length */
+static int overlap(int a, int n, int from, int end, int *at)
+{
+    int begin = a > from ? a : from, stop = a + n < end ? a + n : end;
+    *at = begin - from;
+    return stop > begin ? stop - begin : 0;
+}
+
+void step_batch_rows(const struct step_batch *b, struct dev *d, int row, int n, struct step_batch *to)
+{
+    struct step_batch from = *b, h = *to;
+    size_t rows = (size_t)n, ld = (size_t)b->pages_ld;
+    CHECK(n > 0 && row >= 0 && row + n <= b->n_tokens && b->max_tokens == to->max_tokens);
+    layout(&from, b->host);
+    layout(&h, to->host);
+    memcpy(h.id, from.id + row, rows * sizeof *h.id);
+    memcpy(h.pos, from.pos + row, rows * sizeof *h.pos);
+    memcpy(h.slot, from.slot + row, rows * sizeof *h.slot);
+    memcpy(h.type, from.type + row, rows * sizeof *h.type);
+    to->n_seqs = to->most_rows = to->n_groups = to->n_rows = 0;
+    for (int i = 0; i < b->n_seqs; i++) {
+        int at, end = from.q_start[i + 1], k = overlap(from.q_start[i], end - from.q_start[i], row, row + n, &at);
+        if (!k) continue;
+        h.q_start[to->n_seqs] = at;
+        h.kv_len[to->n_seqs] = from.kv_len[i] - (end - row - at - k);
+        memcpy(h.pages + (size_t)to->n_seqs * ld, from.pages + (size_t)i * ld, ld * sizeof *h.pages);
+        to->most_rows = k > to->most_rows ? k : to->most_rows;
+        to->n_seqs++;
+    }
+    h.q_start[to->n_seqs] = n;
+    for (int i = 0; i < b->n_groups; i++) {
+        int at, k = overlap(b->group[i].row0, b->group[i].rows, row, row + n, &at);
+        if (k) to->group[to->n_groups++] = (struct step_batch_group){at, k, b->group[i].lora, 0, 0};
+    }
+    to->n_tokens = n;
+    to->pages_ld = b->pages_ld;
+    step_batch_send(to, d);
 }
 
 bool step_batch_decodes(const struct step_batch *b)

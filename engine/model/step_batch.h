@@ -63,6 +63,9 @@ int step_batch_pad_pages(int max_seqs);
 size_t step_batch_bytes(int max_tokens, int max_seqs, int max_rows, int max_pages);
 /* @return 0 or ERR_NOMEM */
 int step_batch_open(struct step_batch *, struct dev *, int max_tokens, int max_seqs, int max_rows, int max_pages);
+/* The same for sizes that a later call may change: opens it where it is not open with just these.  @return 0 or
+ * ERR_NOMEM */
+int step_batch_sized(struct step_batch *, struct dev *, int max_tokens, int max_seqs, int max_rows, int max_pages);
 void step_batch_close(struct step_batch *, struct dev *);
 /* n_tokens, n_seqs and n_rows are the sums over the n sequences, or padded; the sequences' rows come first, in their
  * order.  Adjacent sequences with the same adapter become one group, so the caller should sort by adapter. */
@@ -70,8 +73,14 @@ void step_batch_build(struct step_batch *, struct dev *, const struct step_batch
 /* Builds a step of n dummy texts of one token.  Only while no sequence has pages, since it writes to the first n slots
  * of the KV cache. */
 void step_batch_blank(struct step_batch *, struct dev *, int n, int pages_ld);
+/* The integers of a step on the host, from b->host on: all that step_batch_send copies to the device. */
+size_t step_batch_ints(const struct step_batch *);
+void step_batch_send(struct step_batch *, struct dev *);
 /* Whether every sequence has one token and no adapter, so that the step can be replayed. */
 bool step_batch_decodes(const struct step_batch *);
+/* Makes `to` the batch of rows [row, row + n) of another one, of the same size, without rows of logits.  The rows of a
+ * sequence before them are taken to be computed. */
+void step_batch_rows(const struct step_batch *, struct dev *, int row, int n, struct step_batch *to);
 
 /* The adapter groups that change a GEMM's output in rows [row0, row0 + rows), to b->lora with rows relative to row0.
  * @return their number; valid until the next call. */

@@ -4,6 +4,7 @@
 #include "engine/base/mem.h"
 #include "engine/model/gguf_source.h"
 #include "engine/model/quantize.h"
+#include "engine/model/shard.h"
 #include "engine/model/weights_gguf.h"
 #include "engine/model/weights_packed.h"
 #include "engine/model/weights_read.h"
@@ -44,6 +45,8 @@ struct loader {
     struct quantize_how quantize;
     bool packed; /* the file has stacks in the device's layout */
     int threads;
+    const struct shard *shard; /* NULL: all is loaded */
+    const struct weights_taker *taker;
     struct err *e;
 };
 
@@ -68,11 +71,12 @@ static int load_vectors(struct loader *l, const struct vector_slot *v, int n)
     float *host = mem_array(total, sizeof *host), **out = weights_vector_field(l->w, v);
     CHECK(!*out); /* no two rows of a table have the same destination */
     for (int i = 0; i < n && !rc; i++) rc = read_vector(l, &v[i], host + v[i].at);
+    l->w->parameters += total;
+    if (!rc && l->shard) total = shard_vector(l->shard, v, host, total);
     if (!rc && !(*out = l->d->ops->alloc(l->d, total * sizeof *host)))
         rc = err_set(l->e, ERR_NOMEM, "no memory on the device for %s", v->name);
     if (!rc) l->d->ops->upload(l->d, *out, host, total * sizeof *host);
     free(host);
-    l->w->parameters += total;
     l->w->bytes += total * sizeof *host;
     return rc;
 }
@@ -116,6 +120,11 @@ static int load_table(struct loader *l, const char *name, int rows, int cols, st
     return 0;
 }
 
+static bool is_here(const struct loader *l, int layer)
+{
+    return layer < 0 ? shard_has_ends(l->shard) : shard_has_layer(l->shard, layer);
+}
+
 static int load_all_vectors(struct loader *l)
 {
     int total = tensors_vectors(&l->t, NULL), rc = 0;
@@ -123,6 +132,11 @@ static int load_all_vectors(struct loader *l)
     tensors_vectors(&l->t, v);
     for (int i = 0, n; i < total && !rc; i += n) {
         for (n = 1; i + n < total && v[i + n].at;) n++;
+        if (!is_here(l, v[i].layer)) {
+            for (int k = i; k < i + n; k++)
+                l->w->parameters += (uint64_t)v[k].cols * (v[k].table ? (uint64_t)v[k].rows : 1);
+            continue;
+        }
         bool types = v[i].field == offsetof(struct weights, types);
         if (v[i].table)
             rc = load_table(l, v[i].name, v[i].rows, v[i].cols, types ? &l->w->types : &l->w->pos,
@@ -150,29 +164,48 @@ static int not_packed(struct loader *l, const struct stack *m, const struct part
     return err_set(l->e, ERR_NOMEM, "no memory on the device for %s", m->part[0].name);
 }
 
-static int pack(struct loader *l, const struct stack *m, struct weight **out, enum dtype *type)
+static int pack(struct loader *l, const struct stack *m, int index, struct weight **out, struct weight_src *shape)
 {
     struct parts p;
+    struct shard_piece piece[SHARD_PIECES];
+    int pieces = l->shard ? shard_stack_pieces(l->shard, index, piece) : 0;
     int rc = weights_parts(&l->t, m, &l->quantize, l->threads, &p, l->e);
-    if (!rc && !(*out = weights_pack(l->d, &p))) rc = not_packed(l, m, &p);
+    if (!rc && !(*out = weights_pack_pieces(l->d, &p, piece, pieces))) rc = not_packed(l, m, &p);
     for (int i = 0; i < m->n; i++) { /* they were copied, but a tied table is still used in the mapped file */
         const struct tensor *t = tensor_source_find(l->t.source, m->part[i].name);
         if (t && t->data != l->w->embed.p) tensor_source_release(l->t.source, t);
     }
-    *type = p.src[0].t;
+    *shape = (struct weight_src){
+        .t = p.src[0].t, .rows = m->rows, .cols = m->cols, .group = p.src[0].group, .gate_up = m->gate_up};
     weights_parts_free(&p);
     return rc;
 }
 
-static int load_stack(struct loader *l, const struct stack *m, struct weight **out)
+static int take(struct loader *l, int index, const struct weight_src *shape, struct weight **out)
 {
-    enum dtype type = DT_NONE;
+    const struct model_config *c = l->t.c;
+    int gemms = c->layers * LAYER_GEMMS,
+        layer = index < gemms ? index / LAYER_GEMMS : tensors_expert_stack(c, index).layer;
+    struct weights_taken t = {index, layer, *shape};
+    return l->taker->take(l->taker->arg, l->d, &t, out, l->e);
+}
+
+/* index: the stack's number, tensors.h; *bytes: its size */
+static int load_stack(struct loader *l, const struct stack *m, int index, struct weight **out, size_t *bytes)
+{
+    struct weight_src shape = {0};
     const struct matrix_slot *p = &m->part[0];
-    int rc =
-        l->packed && !m->floats ? weights_packed_open(l->t.source, l->d, m, out, &type, l->e) : pack(l, m, out, &type);
+    int rc = l->packed && !m->floats ? weights_packed_open(l->t.source, l->d, m, out, &shape, l->e)
+                                     : pack(l, m, index, out, &shape);
     if (rc) return rc;
-    l->w->bytes += l->d->ops->weight_bytes(*out);
-    if (!p->head && !p->table && !m->floats) l->w->type = type;
+    *bytes = l->d->ops->weight_bytes(*out);
+    if (l->taker && !p->table) rc = take(l, index, &shape, out);
+    if (rc) return rc;
+    if (*out)
+        l->w->bytes += *bytes;
+    else if (l->packed && !m->floats)
+        tensor_source_release(l->t.source, tensor_source_find(l->t.source, m->name));
+    if (!p->head && !p->table && !m->floats) l->w->type = shape.t;
     bool counted = p->head && l->t.c->tied && l->w->embed.p; /* a tied float table */
     if (!counted) l->w->parameters += (uint64_t)m->rows * (uint64_t)m->cols;
     return 0;
@@ -186,7 +219,9 @@ static int load_embed_and_head(struct loader *l)
     struct stack head = {0}, embed;
     bool has_head = tensors_have_head(c);
     char name[TENSOR_NAME_MAX], usual[TENSOR_NAME_MAX];
-    if (has_head) tensors_stack(&l->t, c->layers * LAYER_GEMMS, &head);
+    size_t bytes;
+    int number = c->layers * LAYER_GEMMS;
+    if (has_head) tensors_stack(&l->t, number, &head);
     tensors_embed_names(&l->t, name, usual);
     const struct tensor *t = tensor_source_find(l->t.source, name);
     bool quantized = l->packed
@@ -194,15 +229,16 @@ static int load_embed_and_head(struct loader *l)
                          : (l->quantize.type != DT_NONE && l->quantize.type != DT_NF4) ||
                                (t && (t->type == TENSOR_I8 || t->type == TENSOR_U8 || t->type == TENSOR_F8_E4M3)) ||
                                is_blocks(t);
+    if (!shard_has_ends(l->shard)) return 0;
     int rc = quantized ? 0 : load_table(l, name, c->vocab, c->hidden, &l->w->embed, &l->w->embed_mapped);
-    if (!rc && has_head) rc = load_stack(l, &head, &l->w->head);
+    if (!rc && has_head) rc = load_stack(l, &head, number, &l->w->head, &bytes);
     if (rc || !quantized) return rc;
     if (head.part[0].table) {
         l->w->embed_w = l->w->head;
         return 0;
     }
-    tensors_stack(&l->t, c->layers * LAYER_GEMMS + has_head, &embed);
-    return load_stack(l, &embed, &l->w->embed_w);
+    tensors_stack(&l->t, number + has_head, &embed);
+    return load_stack(l, &embed, number + has_head, &l->w->embed_w, &bytes);
 }
 
 static enum dtype float_type_of(const struct tensors *t)
@@ -213,15 +249,16 @@ static enum dtype float_type_of(const struct tensors *t)
     return norm ? tensor_float_type(norm->type) : DT_NONE;
 }
 
+/* What the first expert of a layer has. */
+struct alike {
+    enum dtype type;
+    size_t bytes;
+};
+
 /* The ops of experts take weights of one type. */
-static int check_alike(struct loader *l, const struct stack *m, int i, enum dtype first)
+static int check_alike(struct loader *l, const struct stack *m, size_t bytes, const struct alike *first)
 {
-    const struct model_config *c = l->t.c;
-    struct expert_stack x = tensors_expert_stack(c, i);
-    struct weight **experts = &l->w->layer[x.layer].expert_up[0];
-    if (x.gemm == EXPERT_DOWN) experts = &l->w->layer[x.layer].expert_down[0];
-    size_t bytes = l->d->ops->weight_bytes(experts[x.expert]);
-    if (l->w->type == first && bytes == l->d->ops->weight_bytes(experts[0])) return 0;
+    if (l->w->type == first->type && bytes == first->bytes) return 0;
     return err_set(l->e, ERR_UNSUPPORTED, "tensor %s: not of the type of the layer's other experts", m->part[0].name);
 }
 
@@ -230,7 +267,7 @@ static int load_layers(struct loader *l)
 {
     const struct model_config *c = l->t.c;
     int rc = 0;
-    enum dtype first[] = {[EXPERT_UP] = DT_NONE, [EXPERT_DOWN] = DT_NONE}; /* types of a layer's first expert */
+    struct alike first[] = {[EXPERT_UP] = {DT_NONE, 0}, [EXPERT_DOWN] = {DT_NONE, 0}};
     for (int i = 0; i < c->layers; i++) {
         int experts = model_block(c, i)->experts.count;
         if (!experts) continue;
@@ -240,18 +277,24 @@ static int load_layers(struct loader *l)
     for (int i = 0; i < tensors_stacks(c) && !rc; i++) {
         struct stack m;
         struct expert_stack x = tensors_expert_stack(c, i);
+        size_t bytes = 0;
         if (i >= c->layers * LAYER_GEMMS && x.layer < 0) continue;
         tensors_stack(&l->t, i, &m);
-        if (m.n) rc = load_stack(l, &m, weights_stack_field(l->w, c, i));
+        if (!is_here(l, x.layer >= 0 ? x.layer : i / LAYER_GEMMS)) {
+            l->w->parameters += m.n ? (uint64_t)m.rows * (uint64_t)m.cols : 0;
+            continue;
+        }
+        if (m.n) rc = load_stack(l, &m, i, weights_stack_field(l->w, c, i), &bytes);
         if (rc || !m.n || x.layer < 0 || x.gemm == EXPERT_ROUTER) continue;
-        if (x.expert == 0) first[x.gemm] = l->w->type;
-        rc = check_alike(l, &m, i, first[x.gemm]);
+        if (x.expert == 0) first[x.gemm] = (struct alike){l->w->type, bytes};
+        rc = check_alike(l, &m, bytes, &first[x.gemm]);
     }
     return rc;
 }
 
 int weights_load(struct weights *w, struct dev *d, const struct model_config *c, const char *dir,
-                 const struct quantize_how *quantize, bool verify, int threads, struct err *e)
+                 const struct quantize_how *quantize, bool verify, int threads, const struct shard *shard,
+                 const struct weights_taker *taker, struct err *e)
 {
     *w = (struct weights){0};
     struct quantize_how how = quantize ? *quantize : (struct quantize_how){.type = DT_NONE};
@@ -260,8 +303,14 @@ int weights_load(struct weights *w, struct dev *d, const struct model_config *c,
     if (!(w->file = model_source_open(dir, c, e))) return e->code;
     w->layer = mem_array((size_t)c->layers, sizeof *w->layer);
     if (c->quant.name[0]) how.type = DT_NONE; /* a quantised directory keeps matrices as floats on purpose */
-    struct loader l = {tensors_of(c, w->file), w, d, how, false, threads, e};
+    struct loader l = {tensors_of(c, w->file), w, d, how, false, threads, shard, taker, e};
     int rc = weights_packed_check(w->file, d, dir, &l.packed, e);
+    if (!rc && shard_by_outputs(shard) && l.packed)
+        rc =
+            err_set(e, ERR_UNSUPPORTED,
+                    "%s is in the layout of one processor and cannot be divided over ranks: name the model that it was "
+                    "made of, with --quantize",
+                    dir);
     if (!rc && verify) {
         rc = tensor_source_verify(w->file, e);
         if (rc) err_prefix(e, "%s", dir);

@@ -35,6 +35,8 @@ struct layer_weights {
     float *expert_up_b, *expert_down_b;       /* (E, 2 Fe) gate first, (E, C) */
 };
 
+struct shard;
+
 struct weights {
     struct mat embed, pos;  /* (V, C), (first_pos + max_len, C): file's type; embed.p NULL when embed_w is set */
     struct mat types;       /* (types, C) in the file's type; p NULL: none */
@@ -52,9 +54,22 @@ struct weights {
     size_t bytes; /* packed matrices and tables */
 };
 
-/* quantize: NULL keeps the file's types.  verify: first reads every byte and verifies the file's checksums. */
+/* Who takes packed matrices away while a model is loaded. */
+struct weights_taken {
+    int stack, layer;        /* tensors.h; layer -1: of none */
+    struct weight_src shape; /* as dev_ops.weight_open takes it; data and scale are not there */
+};
+struct weights_taker {
+    /* Takes *w and sets it to NULL, which it then stays in struct weights, or leaves it. */
+    int (*take)(void *arg, struct dev *, const struct weights_taken *, struct weight **w, struct err *);
+    void *arg;
+};
+
+/* quantize: NULL keeps the file's types.  verify: first reads every byte and verifies the file's checksums.  shard:
+ * NULL, or whose part is loaded of the model that c describes.  taker: NULL, or who takes matrices away. */
 int weights_load(struct weights *w, struct dev *d, const struct model_config *c, const char *dir,
-                 const struct quantize_how *quantize, bool verify, int threads, struct err *e);
+                 const struct quantize_how *quantize, bool verify, int threads, const struct shard *shard,
+                 const struct weights_taker *taker, struct err *e);
 void weights_free(struct weights *w, struct dev *d, const struct model_config *c);
 
 /* ---- destinations of slots (tensors.h) ---- */

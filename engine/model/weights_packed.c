@@ -50,20 +50,18 @@ static int read_description(const struct tensor_source *f, const struct stack *m
 }
 
 int weights_packed_open(const struct tensor_source *f, struct dev *d, const struct stack *m, struct weight **out,
-                        enum dtype *type, struct err *e)
+                        struct weight_src *shape, struct err *e)
 {
-    struct weight_src shape;
     const struct tensor *t = tensor_source_find(f, m->name);
     if (!t) return err_set(e, ERR_NOT_FOUND, "tensor %s is missing", m->name);
-    int rc = read_description(f, m, &shape, e);
+    int rc = read_description(f, m, shape, e);
     if (rc) return rc;
     if (t->type != TENSOR_U8 || (uintptr_t)t->data % PACKED_ALIGN)
         return err_set(e, ERR_INVALID, "tensor %s: not U8, or not aligned to %d bytes", m->name, PACKED_ALIGN);
     rc = tensor_source_populate(f, t, e);
     if (rc) return rc;
-    if (!(*out = d->ops->weight_open(d, &shape, t->data, t->bytes)))
+    if (!(*out = d->ops->weight_open(d, shape, t->data, t->bytes)))
         return err_set(e, ERR_INVALID, "tensor %s: %zu bytes are not a packed %s matrix of %d x %d", m->name, t->bytes,
-                       dtype_name(shape.t), m->rows, m->cols);
-    *type = shape.t;
+                       dtype_name(shape->t), m->rows, m->cols);
     return 0;
 }

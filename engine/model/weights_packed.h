@@ -18,8 +18,8 @@ void weights_describe(const struct stack *, enum dtype t, int group, char out[DE
 /* *packed: whether the stacks of this source can be used in place.  dir: for messages. */
 int weights_packed_check(const struct tensor_source *, const struct dev *, const char *dir, bool *packed, struct err *);
 
-/* A weight that uses the mapped file in place, and its type. */
+/* A weight that uses the mapped file in place, and what it was packed of. */
 int weights_packed_open(const struct tensor_source *, struct dev *, const struct stack *, struct weight **out,
-                        enum dtype *type, struct err *);
+                        struct weight_src *shape, struct err *);
 
 #endif

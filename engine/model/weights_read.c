@@ -222,7 +222,29 @@ int weights_halves(const struct weight_src *src, int n, struct halves *out)
     return 2;
 }
 
+/* The pieces of n matrices that are stacked, to out; `block` is where their block forms are.  @return their number */
+static int take_pieces(const struct weight_src *src, int n, const struct shard_piece *piece, int pieces,
+                       struct weight_src *out, struct weight_block *block)
+{
+    for (int i = 0; i < pieces; i++) {
+        int from = piece[i].from, k = 0;
+        while (k < n - 1 && from >= src[k].rows) from -= src[k++].rows;
+        CHECK(from + piece[i].n <= src[k].rows);
+        out[i] = rows_from(src[k], from);
+        out[i].rows = piece[i].n;
+        if (src[k].t != DT_BLOCK) continue;
+        block[i] = block_from(&src[k], from);
+        out[i].block = &block[i];
+    }
+    return pieces;
+}
+
 struct weight *weights_pack(struct dev *d, struct parts *p)
+{
+    return weights_pack_pieces(d, p, NULL, 0);
+}
+
+struct weight *weights_pack_pieces(struct dev *d, struct parts *p, const struct shard_piece *piece, int pieces)
 {
     struct weight_src part[STACK_MAX] = {0};
     struct halves h;
@@ -239,7 +261,14 @@ struct weight *weights_pack(struct dev *d, struct parts *p)
         part[i] = p->src[i];
         if (p->by_head[i] && ok) ok = rows_by_part(&part[i], p->by_head[i], &owned[i]);
     }
-    struct weight *w = ok ? d->ops->weight_pack(d, h.src, weights_halves(part, p->n, &h)) : NULL;
+    struct weight_src own[SHARD_PIECES];
+    struct weight_block block[SHARD_PIECES];
+    struct weight *w = NULL;
+    if (ok) {
+        int n = weights_halves(part, p->n, &h);
+        if (pieces) n = take_pieces(h.src, n, piece, pieces, own, block);
+        w = d->ops->weight_pack(d, pieces ? own : h.src, n);
+    }
     for (int i = 0; i < p->n; i++) free(owned[i]);
     return w;
 }

@@ -5,6 +5,7 @@
 #include "engine/base/err.h"
 #include "engine/model/quant_config.h"
 #include "engine/model/quantize.h"
+#include "engine/model/shard.h"
 #include "engine/model/tensors.h"
 #include "kernels/ops.h"
 
@@ -41,5 +42,7 @@ int weights_halves(const struct weight_src *src, int n, struct halves *out);
 /* Changes the parts where the device does not take their type.  NULL: out of memory, or the device rejects the values.
  */
 struct weight *weights_pack(struct dev *, struct parts *);
+/* The same of n pieces of the stack's rows alone (shard.h), each of which lies within one part; n 0: of all rows. */
+struct weight *weights_pack_pieces(struct dev *, struct parts *, const struct shard_piece *, int n);
 
 #endif

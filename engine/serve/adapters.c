@@ -15,21 +15,22 @@ void adapters_init(struct adapters *s, int max, int max_rank)
     pthread_mutex_init(&s->lock, NULL);
 }
 
-static void free_list(struct adapter_version *v, struct dev *d)
+static void free_list(struct adapter_version *v, struct model *m)
 {
     while (v) {
         struct adapter_version *next = v->next;
-        lora_weights_free(&v->lora, d);
+        model_free_adapter(m, &v->lora);
+        free(v->score);
         free(v);
         v = next;
     }
 }
 
-void adapters_close(struct adapters *s, struct dev *d)
+void adapters_close(struct adapters *s, struct model *m)
 {
     for (struct adapter_version *v = s->current; v; v = v->next) CHECK(v->refs == 1);
-    free_list(s->current, d);
-    free_list(s->buried, d);
+    free_list(s->current, m);
+    free_list(s->buried, m);
     pthread_mutex_destroy(&s->lock);
     *s = (struct adapters){0};
 }
@@ -152,7 +153,8 @@ int adapters_read(struct adapters *s, const char *name, const char *dir, const s
 
 static void describe(struct adapter_info *info, const char *name, const struct adapter *a, size_t bytes)
 {
-    *info = (struct adapter_info){.r = max_rank(a), .alpha = a->alpha, .rslora = a->rslora, .bytes = bytes};
+    *info = (struct adapter_info){
+        .r = max_rank(a), .alpha = a->alpha, .rslora = a->rslora, .scores = a->score, .bytes = bytes};
     snprintf(info->name, sizeof info->name, "%s", name);
     size_t len = 0;
     for (int m = 0; m < a->n_modules; m++) {
@@ -165,17 +167,20 @@ static void describe(struct adapter_info *info, const char *name, const struct a
     }
 }
 
-int adapters_publish(struct adapters *s, struct dev *d, const char *name, const struct adapter *a, uint64_t *version,
+int adapters_publish(struct adapters *s, struct model *m, const char *name, const struct adapter *a, uint64_t *version,
                      struct err *e)
 {
     struct adapter_version *v = mem_zalloc(sizeof *v);
-    int rc = lora_weights_upload(&v->lora, d, a, e);
+    size_t hidden = (size_t)m->c.hidden;
+    int rc = model_upload_adapter(m, &v->lora, a, e);
     if (rc) {
         free(v);
         return rc;
     }
     describe(&v->info, name, a, v->lora.bytes);
     memcpy(v->content, a->content, sizeof v->content);
+    if (a->score)
+        v->score = memcpy(mem_array(hidden, sizeof *v->score), a->score, hidden * sizeof *v->score);
     v->refs = 1;
     pthread_mutex_lock(&s->lock);
     rc = check_room(s, name, e); /* other loads may have finished meanwhile */
@@ -189,13 +194,15 @@ int adapters_publish(struct adapters *s, struct dev *d, const char *name, const 
         s->bytes += v->lora.bytes;
     }
     pthread_mutex_unlock(&s->lock);
-    adapters_sweep(s, d);
+    adapters_sweep(s, m);
     if (!rc) {
-        log_write(LOG_INFO, "adapter name=%s version=%llu rank=%d bytes=%zu", name, (unsigned long long)*version,
-                  v->info.r, v->lora.bytes);
+        /* the server's own come with every step of a training */
+        log_write(*name == '@' ? LOG_DEBUG : LOG_INFO, "adapter name=%s version=%llu rank=%d bytes=%zu", name,
+                  (unsigned long long)*version, v->info.r, v->lora.bytes);
         return 0;
     }
-    lora_weights_free(&v->lora, d);
+    model_free_adapter(m, &v->lora);
+    free(v->score);
     free(v);
     return rc;
 }
@@ -238,6 +245,28 @@ int adapters_check(struct adapters *s, const char *name, struct err *e)
     return known ? 0 : ERR_NOT_FOUND;
 }
 
+bool adapters_current(struct adapters *s, uint64_t version, char name[ADAPTER_NAME_MAX + 1])
+{
+    bool found = false;
+    pthread_mutex_lock(&s->lock);
+    for (const struct adapter_version *v = s->current; v && !found; v = v->next) {
+        found = v->info.version == version && !is_unlisted(v->info.name);
+        if (found) memcpy(name, v->info.name, sizeof v->info.name);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return found;
+}
+
+bool adapters_scores(struct adapters *s, const char *name)
+{
+    bool any = false;
+    pthread_mutex_lock(&s->lock);
+    for (const struct adapter_version *v = s->current; v; v = v->next)
+        any |= v->score && !is_unlisted(v->info.name) && (!name || strcmp(v->info.name, name) == 0);
+    pthread_mutex_unlock(&s->lock);
+    return any;
+}
+
 void adapters_run(struct adapters *s, struct adapter_version *v, int more)
 {
     pthread_mutex_lock(&s->lock);
@@ -254,13 +283,13 @@ bool adapters_release(struct adapters *s, struct adapter_version *v)
     return due;
 }
 
-void adapters_sweep(struct adapters *s, struct dev *d)
+void adapters_sweep(struct adapters *s, struct model *m)
 {
     pthread_mutex_lock(&s->lock);
     struct adapter_version *v = s->buried;
     s->buried = NULL;
     pthread_mutex_unlock(&s->lock);
-    free_list(v, d);
+    free_list(v, m);
 }
 
 int adapters_count(struct adapters *s, size_t *bytes)

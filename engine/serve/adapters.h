@@ -9,7 +9,7 @@
 #ifndef TANDEM_ENGINE_SERVE_ADAPTERS_H
 #define TANDEM_ENGINE_SERVE_ADAPTERS_H
 
-#include "engine/model/lora_weights.h"
+#include "engine/model/model.h"
 #include "engine/serve/engine.h"
 
 #include <pthread.h>
@@ -18,6 +18,7 @@ struct adapter_version {
     struct adapter_version *next; /* in the table, sorted by name; or in the buried list */
     struct lora_weights lora;
     struct adapter_info info;  /* requests, running: left 0 */
+    float *score;              /* (hidden) its head of scores, on the host; owned; NULL: none */
     unsigned char content[32]; /* the adapter's */
     int refs, running; /* under the lock; running: requests with a reference that were scheduled at least once */
 };
@@ -32,7 +33,7 @@ struct adapters {
 
 void adapters_init(struct adapters *, int max, int max_rank);
 /* After the last reference of a request was released. */
-void adapters_close(struct adapters *, struct dev *);
+void adapters_close(struct adapters *, struct model *);
 
 /* Checks that `name` is valid and the table has room. */
 int adapters_check_new(struct adapters *, const char *name, struct err *e);
@@ -40,7 +41,7 @@ int adapters_check_new(struct adapters *, const char *name, struct err *e);
 int adapters_read(struct adapters *, const char *name, const char *dir, const struct model_config *,
                   struct adapter **out, struct err *e);
 /* Engine thread: uploads the adapter and makes it the current version of the name.  The adapter stays the caller's. */
-int adapters_publish(struct adapters *, struct dev *, const char *name, const struct adapter *, uint64_t *version,
+int adapters_publish(struct adapters *, struct model *, const char *name, const struct adapter *, uint64_t *version,
                      struct err *e);
 /* Removes the name from the table.  *buried: whether adapters_sweep must be called. */
 int adapters_remove(struct adapters *, const char *name, bool *buried, struct err *e);
@@ -49,12 +50,16 @@ int adapters_remove(struct adapters *, const char *name, bool *buried, struct er
 struct adapter_version *adapters_acquire(struct adapters *, const char *name, struct err *e);
 /* Whether requests may name it: names that begin with '@' are known to adapters_acquire only. */
 int adapters_check(struct adapters *, const char *name, struct err *e);
+/* Whether this version is the current one of a name that requests may use; name: that. */
+bool adapters_current(struct adapters *, uint64_t version, char name[ADAPTER_NAME_MAX + 1]);
+/* As engine_adapter_scores. */
+bool adapters_scores(struct adapters *, const char *name);
 /* Adds `more` to the number of its running requests. */
 void adapters_run(struct adapters *, struct adapter_version *, int more);
 /* Releases a reference; NULL is allowed.  @return whether adapters_sweep must be called. */
 bool adapters_release(struct adapters *, struct adapter_version *);
 /* Engine thread: frees the buried versions. */
-void adapters_sweep(struct adapters *, struct dev *);
+void adapters_sweep(struct adapters *, struct model *);
 
 /* @return the number of names; *bytes: size of all versions on the device, including replaced ones still in use. */
 int adapters_count(struct adapters *, size_t *bytes);

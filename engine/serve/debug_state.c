@@ -145,11 +145,23 @@ static void note_op(void *arg, int row, uint64_t start, uint64_t end)
                             .name = trace_name(row), .start = start, .end = end, .what = TRACE_OP, .track = track});
 }
 
+static void note_exchange(void *arg, enum comm_op op, uint64_t sent, uint64_t start, uint64_t end)
+{
+    debug_state_note(arg, &(struct trace_event){.name = comm_op_name(op),
+                                                .start = start,
+                                                .end = end,
+                                                .what = TRACE_EXCHANGE,
+                                                .track = TRACK_ENGINE,
+                                                .sent = sent});
+}
+
 /* The tracing table of ops is created once and only installed and removed: a thread that plans a job may be reading a
  * field of it (dev_host_memory) at the same time, so it must not be freed. */
-static void trace_on(struct debug_state *l, struct dev *d, struct engine_trace *t)
+static void trace_on(struct debug_state *l, struct dev *d, struct comm *ranks, struct engine_trace *t)
 {
     l->thread = pthread_self();
+    l->ranks = ranks;
+    if (ranks) comm_on_op(ranks, note_exchange, l);
     l->trace = t;
     if (!l->ops)
         l->ops = dev_trace_open(d, NULL, 0);
@@ -167,17 +179,18 @@ static struct engine_trace *trace_off(struct debug_state *l)
         dev_trace_on_op(l->ops, NULL, NULL);
         dev_trace_switch(l->ops, false);
     }
+    if (l->ranks) comm_on_op(l->ranks, NULL, NULL);
     t->end = clock_now();
     l->trace = NULL;
     return t;
 }
 
-void debug_state_serve(struct debug_state *l, struct dev *d)
+void debug_state_serve(struct debug_state *l, struct dev *d, struct comm *ranks)
 {
     if (!atomic_load_explicit(&l->pending, memory_order_acquire)) return;
     pthread_mutex_lock(&l->lock);
     atomic_store(&l->pending, false);
-    if (l->asked) trace_on(l, d, l->asked);
+    if (l->asked) trace_on(l, d, ranks, l->asked);
     l->asked = NULL;
     if (l->take) l->done = trace_off(l);
     l->take = false;

@@ -10,6 +10,7 @@
 #include "engine/base/clock.h"
 #include "engine/serve/engine.h"
 #include "engine/serve/sched.h"
+#include "kernels/comm.h"
 #include "kernels/trace.h"
 
 #include <pthread.h>
@@ -31,6 +32,7 @@ struct debug_state {
     /* engine thread only */
     struct engine_trace *trace; /* NULL: off */
     struct dev_trace *ops;      /* created once, freed at the end */
+    struct comm *ranks;         /* of the trace; NULL: the model is not divided */
     pthread_t thread;
 };
 
@@ -50,8 +52,8 @@ void debug_state_publish(struct debug_state *, const struct sched *, int pages_u
 /* running: the scheduler's list */
 void debug_state_seqs(struct debug_state *, const struct seq *running);
 
-/* Engine thread, between two steps: begins and ends traces as requested. */
-void debug_state_serve(struct debug_state *, struct dev *);
+/* Engine thread, between two steps: begins and ends traces as requested.  ranks: NULL, or those of a divided model. */
+void debug_state_serve(struct debug_state *, struct dev *, struct comm *ranks);
 void debug_state_stop(struct debug_state *); /* when the engine closes: ends a running trace */
 void debug_state_note(struct debug_state *, const struct trace_event *);
 

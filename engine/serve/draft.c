@@ -34,12 +34,11 @@ int draft_check_vocabulary(const struct tokenizer *model, const struct tokenizer
     for (int i = 0; i < n; i++) {
         const char *s = tokenizer_spelling(model, i), *t = tokenizer_spelling(draft, i);
         if ((s && t && !strcmp(s, t)) || (!s && !t)) continue;
-        return err_set(e, ERR_INVALID,
-                       "draft-model: its vocabulary is another: token %d is \"%.40s\", and \"%.40s\" in the model", i,
-                       t ? t : "(none)", s ? s : "(none)");
+        return err_set(e, ERR_INVALID, "its vocabulary is another: token %d is \"%.40s\", and \"%.40s\" in the model",
+                       i, t ? t : "(none)", s ? s : "(none)");
     }
     /* Models pad their tables; what one has beyond the other is never proposed. */
-    if (n * 2 < a) return err_set(e, ERR_INVALID, "draft-model: its vocabulary has %d tokens, the model's %d", b, a);
+    if (n * 2 < a) return err_set(e, ERR_INVALID, "its vocabulary has %d tokens, the model's %d", b, a);
     return 0;
 }
 
@@ -49,6 +48,7 @@ int draft_check_dir(const struct tokenizer *model, const char *dir, int *ids, st
     struct model_config c = {0};
     if (!t) return e->code;
     int rc = draft_check_vocabulary(model, t, e);
+    if (rc) err_prefix(e, "draft-model");
     if (!rc) rc = model_config_read(dir, &c, e);
     if (!rc) rc = model_config_generates(&c, e);
     if (!rc) *ids = c.vocab;

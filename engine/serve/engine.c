@@ -7,8 +7,10 @@
 #include "engine/base/sha256.h"
 #include "engine/model/truncate.h"
 #include "engine/serve/engine_state.h"
+#include "engine/serve/kv_published.h"
 #include "engine/serve/kv_tier.h"
 #include "engine/serve/warmup.h"
+#include "engine/train/job_order.h"
 #include "kernels/rng.h"
 
 #include <stdlib.h>
@@ -79,8 +81,11 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
         .near_len = g->s.model.c.near_len,
     };
     sched_init(&g->sched, &limits, g->pool);
+    g->published =
+        kv_published_new(g->pool, &g->adapters, c->kv_events, c->kv_events_model ? c->kv_events_model : m->model_id);
     g->rows = mem_array((size_t)g->s.max_rows, sizeof *g->rows);
     g->outs = mem_array((size_t)g->s.max_rows, sizeof *g->outs);
+    g->scores = mem_array((size_t)g->s.max_rows * ENGINE_TOP_MAX, sizeof *g->scores);
     g->seqs = mem_array((size_t)m->max_seqs, sizeof *g->seqs);
     g->hidden = mem_array((size_t)m->hidden * HIDDEN_ROWS, sizeof *g->hidden);
     for (g->id_mask = 63; g->id_mask < (uint32_t)(m->max_seqs + m->max_queue); g->id_mask = g->id_mask * 2 + 1) {
@@ -96,7 +101,7 @@ struct engine *engine_open(const struct engine_config *c, struct err *e)
     g->turn = c->turn;
     g->gate = scheduler_gate_new(g->s.model.d, wake_engine, g);
     if (c->watch_device || DEBUG) g->watch = device_owner_new(g->s.model.d, g->gate);
-    trainer_init(&g->training, &g->s, g->gate);
+    trainer_init(&g->training, &g->s, g->gate, c->trains, wake_engine, g);
     g->masker = masker_new(g->s.tokenizer, m->vocab, m->eos, m->n_eos, mask_ready, g);
     if (kv_tier_open(g, tier, c, e) == 0) return g;
     engine_close(g);
@@ -113,6 +118,7 @@ void engine_close(struct engine *g)
     kv_tier_close(g);
     debug_state_stop(&g->look); /* before the trainer runs without the gate */
     trainer_close(&g->training);
+    if (g->training.ranks) job_order_end(g->training.ranks);
     masker_stop(g->masker);
     pthread_mutex_lock(&g->load_lock);
     g->closing = true;
@@ -139,10 +145,11 @@ void engine_close(struct engine *g)
     device_owner_free(g->watch);
     scheduler_gate_free(g->gate);
     sched_free(&g->sched);
+    kv_published_free(g->published);
     kv_pool_free(g->pool);
     history_free(g->history);
     step_batch_close(&g->batch, g->s.model.d);
-    adapters_close(&g->adapters, g->s.model.d);
+    adapters_close(&g->adapters, &g->s.model);
     setup_close(&g->s);
     events_free(&g->events);
     mailbox_destroy(&g->inbox);
@@ -152,9 +159,17 @@ void engine_close(struct engine *g)
     free(g->by_id);
     free(g->rows);
     free(g->outs);
+    free(g->scores);
     free(g->hidden);
     free(g->seqs);
     free(g);
+}
+
+bool engine_ends_text(const struct engine_info *info, int32_t id)
+{
+    for (int i = 0; i < info->n_eos; i++)
+        if (info->eos[i] == id) return true;
+    return false;
 }
 
 const struct engine_info *engine_info(const struct engine *g)
@@ -190,6 +205,15 @@ static uint64_t salt_of(const struct gen_request *r)
     return salt;
 }
 
+/* An adapter with a head of scores has no text to give. */
+static int check_scores(const struct gen_request *spec, const struct adapter_version *a, struct err *e)
+{
+    if (spec->score && !(a && a->score))
+        return err_set(e, ERR_INVALID, "only an adapter of method reward gives scores");
+    if (!a || !a->score || spec->score) return 0;
+    return err_set(e, ERR_INVALID, "adapter \"%s\" gives scores of texts: use /classify", a->info.name);
+}
+
 uint64_t engine_submit(struct engine *g, const struct gen_request *spec, struct err *e)
 {
     if (!engine_has_room(g)) {
@@ -198,7 +222,7 @@ uint64_t engine_submit(struct engine *g, const struct gen_request *spec, struct 
     }
     struct adapter_version *adapter = spec->adapter ? adapters_acquire(&g->adapters, spec->adapter, e) : NULL;
     if (spec->adapter && !adapter) return 0;
-    struct request *r = request_new(spec, &g->s.info, e);
+    struct request *r = check_scores(spec, adapter, e) ? NULL : request_new(spec, &g->s.info, e);
     uint64_t id = g->last_id + 1;
     if (r && spec->grammar) {
         struct masked *m = masked_new(g->masker, spec->grammar, id, e);
@@ -215,6 +239,7 @@ uint64_t engine_submit(struct engine *g, const struct gen_request *spec, struct 
     }
     if (adapter) {
         r->adapter = adapter;
+        if (spec->score) r->score = adapter->score;
         r->seq.lora = &adapter->lora;
         r->seq.root = adapter_root(adapter);
     }
@@ -252,9 +277,17 @@ int engine_check_generates(const struct engine *g, struct err *e)
     return model_config_generates(&g->s.model.c, e);
 }
 
+static int check_trains(const struct engine *g, struct err *e)
+{
+    if (!g->s.model.shard) return model_config_generates(&g->s.model.c, e);
+    return err_set(e, ERR_UNSUPPORTED,
+                   "a model that is divided over ranks cannot be trained where it is served; mpirun -n N tandem train "
+                   "trains on ranks");
+}
+
 int engine_train_start(struct engine *g, const struct train_job *job, train_event_fn *fn, void *arg, struct err *e)
 {
-    int rc = model_config_generates(&g->s.model.c, e);
+    int rc = check_trains(g, e);
     return rc ? rc : trainer_start(&g->training, job, fn, arg, e);
 }
 
@@ -262,6 +295,16 @@ int engine_check_draft(const struct engine *g, const char *dir, struct err *e)
 {
     int ids, most = tokenizer_size(g->s.tokenizer), rc = draft_check_dir(g->s.tokenizer, dir, &ids, e);
     return rc || ids >= most ? rc : err_set(e, ERR_INVALID, "it has %d tokens, and the vocabulary %d", ids, most);
+}
+
+int engine_check_teacher(const struct engine *g, const char *dir, struct err *e)
+{
+    int rc = engine_check_generates(g, e);
+    struct tokenizer *t = rc ? NULL : tokenizer_open_dir(dir, e);
+    if (!t) return e->code;
+    rc = draft_check_vocabulary(t, g->s.tokenizer, e);
+    tokenizer_close(t);
+    return rc;
 }
 
 int engine_make_draft(const char *model, const char *out, int layers, struct err *e)
@@ -272,13 +315,15 @@ int engine_make_draft(const char *model, const char *out, int layers, struct err
 int engine_train_plan(struct engine *g, const struct train_job *job, struct train_plan *plan, struct err *e)
 {
     if (engine_lost(g)) return err_set(e, ERR_FULL, "the device was lost");
-    if (model_config_generates(&g->s.model.c, e)) return e->code;
-    return train_plan_job(job, &g->s.model, g->gate, plan, e);
+    if (check_trains(g, e)) return e->code;
+    struct train_job on = *job;
+    on.comm = trainer_ranks(&g->training, job);
+    return train_plan_job(&on, &g->s.model, g->gate, plan, e);
 }
 
 int engine_trainer_call(struct engine *g, engine_trainer_fn *fn, void *arg, struct err *e)
 {
-    int rc = model_config_generates(&g->s.model.c, e);
+    int rc = check_trains(g, e);
     return rc ? rc : trainer_call(&g->training, fn, arg, e);
 }
 

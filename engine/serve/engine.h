@@ -16,6 +16,7 @@
 #include "engine/serve/speculate.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "engine/train/train.h"
+#include "kernels/comm.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,6 +25,7 @@
 struct device_turn;
 struct engine;
 struct grammar;
+struct kv_event_sink;
 
 /* ---- opening --------------------------------------------------------------------------------------------------- */
 
@@ -53,10 +55,12 @@ struct engine_config {
     int max_adapters;       /* loaded at once; 0: 64 */
     int max_lora_rank;      /* of an adapter; 0: 256 */
     bool no_prefix_cache;
-    const char *kv_disk;     /* a directory where prefixes are kept that fall out of memory; NULL or "": none */
-    size_t kv_disk_bytes;    /* they may take there; 0: 10 GiB */
-    double kv_disk_ttl;      /* seconds after its last use in which a page is removed there; 0: never */
-    bool kv_disk_always;     /* read a prefix also where computing it has been faster; for tests */
+    const char *kv_disk;             /* a directory where prefixes are kept that fall out of memory; NULL or "": none */
+    size_t kv_disk_bytes;            /* they may take there; 0: 10 GiB */
+    double kv_disk_ttl;              /* seconds after its last use in which a page is removed there; 0: never */
+    bool kv_disk_always;             /* read a prefix also where computing it has been faster; for tests */
+    struct kv_event_sink *kv_events; /* is told what the prefix cache holds (kv_events.h); borrowed; NULL: nobody */
+    const char *kv_events_model;     /* what it is told the model is called; NULL: model_name, or what that is */
     const char *speculate;   /* candidates from a text's own repetitions, verified several in a step; no text depends on
                                 it. NULL or "off"; "auto": where it saves time, on devices that use host memory; "on" */
     const char *draft_model; /* a directory: a small model of the same vocabulary that proposes candidates; NULL; not
@@ -71,6 +75,11 @@ struct engine_config {
     double train_slowdown;    /* the same in multiples of the step, >= 1; 0: 1.2 */
     bool watch_device;        /* CHECK which thread uses the device (device_owner.h); with TANDEM_DEBUG always */
     struct device_turn *turn; /* of all engines of the process (device_turn.h); NULL: it is the only one */
+    struct comm *comm;        /* NULL, or the ranks that the model is divided over, of which this is rank 0; borrowed until
+                                 engine_close.  The others call engine_follow */
+    int stages;               /* with comm: see shard_open (engine/model/shard.h) */
+    struct comm *trains;      /* NULL, or the ranks that train its jobs (job_ranks.h), of which this is rank 0; not with
+                                 comm; borrowed until engine_close.  The others call engine_follow_jobs */
     bool no_calibration;      /* quantise a small model without calibrating on its own text (calibrate.h) */
 };
 
@@ -79,6 +88,13 @@ int engine_kv_disk_seed(const char *dir, uint64_t *seed, struct err *e);
 
 /* Loads the model, which takes long.  NULL and *e on error. */
 struct engine *engine_open(const struct engine_config *, struct err *e);
+
+/* On every rank of config.comm but the first: opens this rank's part of the model, and computes what rank 0 does until
+ * that closes its engine.  Of the config only the model, its types and the device are used. */
+int engine_follow(const struct engine_config *, struct err *e);
+/* On every rank of config.trains but the first: opens the model, and trains with rank 0 what that trains, until it closes
+ * its engine. */
+int engine_follow_jobs(const struct engine_config *, struct err *e);
 
 /* Memory that engine_open would take, an upper bound from the headers of the model's files; of a device with its own
  * memory gpu_memory_bytes, as weights.  Any thread; blocks for the disk.  @return 0, or *e */
@@ -98,6 +114,7 @@ struct engine_info {
     const char *family;      /* model_type of config.json */
     const char *device;      /* "cpu avx512" */
     const char *device_note; /* why "auto" chose no GPU; or "" */
+    const char *exchange;    /* of ranks whose devices have their own memory: how they exchange (shard.h); else "" */
     const char *weight_type; /* "bf16", "int8" ... */
     const char *kv_type;
     uint64_t parameters;
@@ -107,8 +124,11 @@ struct engine_info {
     int max_total_tokens; /* prompt + generated, what one request may use here */
     int max_seqs, max_batch_tokens, max_prefill_tokens, max_queue, pages, page_tokens, threads;
     int max_adapters, max_lora_rank;
+    int ranks; /* that the model is divided over; 1: none.  Bytes and threads are those of rank 0 */
+    int train_ranks; /* that train its jobs; 1: this process alone */
     const int32_t *eos; /* ids that end a text (n_eos of them) */
     int n_eos;
+    int32_t pad; /* no score is read at this token at the end of a text (struct model_config); -1: none */
     /* defaults of generation_config.json; NAN or -1 where it says nothing */
     float temperature, top_p, repetition_penalty;
     int top_k, do_sample;
@@ -127,6 +147,9 @@ struct engine_info {
                                                         taken before the first request; 0 for others */
 };
 
+/* @return whether the id is one of eos.  A text that is as long as it may be ends with FINISH_LENGTH although it has
+ * one. */
+bool engine_ends_text(const struct engine_info *, int32_t id);
 const struct engine_info *engine_info(const struct engine *);
 const struct tokenizer *engine_tokenizer(const struct engine *);
 
@@ -183,10 +206,16 @@ struct gen_request {
     int n_stop_ids;       /* <= ENGINE_STOP_MAX */
     bool prompt_logprobs; /* EV_PROMPT for every prompt token before the first EV_TOKEN */
     int logprobs_from;    /* of these events the first is this token's, < n_prompt; those before may be in the cache */
-    int top_n;            /* most likely tokens to report, 0 .. ENGINE_TOP_MAX */
-    int priority;         /* lower runs first; 0 */
-    uint64_t client;      /* requests of one client share with those of others (sched.h); 0: likewise one client */
-    const char *adapter;  /* a name that is loaded; NULL: the base model */
+    /* Log-probabilities of given ids in the places of the prompt's tokens: of token i, from the later of logprobs_from
+     * and 1 on, row i - that of (n_prompt - that, n_scored) ids, -1: none.  Only with prompt_logprobs. */
+    const int32_t *scored;
+    int n_scored;        /* 0 .. ENGINE_TOP_MAX; 0: none */
+    int n_drawn;         /* with replacement, by seed and temperature alone, in the place of each of these tokens;
+                            n_scored + n_drawn <= ENGINE_TOP_MAX.  Only with prompt_logprobs */
+    int top_n;           /* most likely tokens to report, 0 .. ENGINE_TOP_MAX */
+    int priority;        /* lower runs first; 0 */
+    uint64_t client;     /* requests of one client share with those of others (sched.h); 0: likewise one client */
+    const char *adapter; /* a name that is loaded; NULL: the base model */
     /* Prefixes are shared among requests with the same two; no result depends on them. */
     const char *cache_salt; /* 1 .. ENGINE_SALT_BYTES bytes; NULL: none */
     uint64_t cache_tenant;  /* 0: none */
@@ -197,8 +226,10 @@ struct gen_request {
     struct grammar *grammar;
     struct gen_thoughts thoughts;
     struct poolings pooling;    /* n > 0: one EV_EMBEDDING; n_prompt <= max_total_tokens, and of the rest only
-                                   pool_from, types, priority, adapter, cache_* and user are used.  An encoder takes no
-                                   other requests */
+                                   pool_from, score, types, priority, adapter, cache_* and user are used.  An encoder takes
+                                   no    other requests */
+    bool score;                 /* the one value of EV_EMBEDDING is the adapter's score of the pooled vector, which is
+                                   the last token's; only with an adapter that gives scores */
     int pool_from;              /* the first position that is pooled, < n_prompt */
     const unsigned char *types; /* (n_prompt) token types, below those the model has; NULL: all 0 */
     void *user;                 /* handed back in every event */
@@ -230,8 +261,13 @@ enum engine_hold {
     HOLD_ALL, /* no request is computed; each keeps its tokens and pages */
 };
 
-/* Of requests only: training goes on.  Deadlines and cancelling hold for those that wait, too. */
-void engine_hold(struct engine *, enum engine_hold);
+/* Of requests only: training goes on.  Deadlines and cancelling hold for those that wait, too.  From the owner's
+ * thread.
+ * @return how many calls there were, this one included */
+uint64_t engine_hold(struct engine *, enum engine_hold);
+/* @return how many of these calls have taken effect: after one of HOLD_ALL no step is in progress, and none begins.
+ * `notify` is called when the number changes.  Any thread. */
+uint64_t engine_holds_taken(const struct engine *);
 /* Ends a request as engine_expire does, with FINISH_ABORTED. */
 void engine_abort(struct engine *, uint64_t id);
 /* Requests submitted from now on use no prefix in memory that was computed before.  Those on disk (kv_disk) stay: their
@@ -248,6 +284,7 @@ struct adapter_info {
     int r;            /* the largest of its modules' */
     double alpha;
     bool rslora;
+    bool scores;       /* it gives scores of texts, not texts: see gen_request's */
     size_t bytes;      /* on the device */
     int requests;      /* that use this version now, waiting ones included */
     int running;       /* those of them that were scheduled at least once */
@@ -266,6 +303,8 @@ int engine_adapter_unload(struct engine *, const char *name, struct err *e);
 int engine_adapters_list(const struct engine *, struct adapter_info *out, int max);
 /* ERR_NOT_FOUND with the known names, as engine_submit would say. */
 int engine_adapter_check(const struct engine *, const char *name, struct err *e);
+/* Whether such an adapter gives scores; NULL: whether any does. */
+bool engine_adapter_scores(const struct engine *, const char *name);
 
 /* ---- events ---------------------------------------------------------------------------------------------------- */
 
@@ -307,11 +346,14 @@ struct event {
                          ended inside the token */
     int n_top;        /* entries of batch->top from `top` on */
     uint32_t top;
+    int n_scored; /* EV_PROMPT: of the token gen_request.scored's, then those drawn: entries of batch->top from `scored`
+                     on; NAN of -1 */
+    uint32_t scored;
     /* EV_TOKEN with finish != NONE is always followed by EV_DONE in the same batch */
     enum finish_reason finish;
     /* EV_EMBEDDING, always followed by EV_DONE in the same batch */
     uint32_t values; /* entries [values, values + n_values) of the batch's `values`, all finite */
-    int n_values;    /* the size of engine_info's embedder */
+    int n_values;    /* the size of engine_info's embedder; of a score 1 */
     /* EV_DONE */
     int n_prompt, n_cached, n_generated; /* n_cached: prompt tokens found in the prefix cache */
     int n_thoughts;                      /* of the generated ones, within thoughts, the marks not counted */
@@ -342,18 +384,24 @@ int engine_train_start(struct engine *, const struct train_job *, train_event_fn
 /* Whether a model can be trained as a draft of the one that is served: it has the same vocabulary, all of it.  Any
  * thread.  @return 0, or an err code. */
 int engine_check_draft(const struct engine *, const char *dir, struct err *e);
+/* Whether the model that is served can teach the one in a directory: it has the same vocabulary, but for what either
+ * has beyond the other.  Any thread.  @return 0, or an err code. */
+int engine_check_teacher(const struct engine *, const char *dir, struct err *e);
 /* Makes a start for one: the first `layers` layers of the model in a directory (truncate.h).  Any thread. */
 int engine_make_draft(const char *model, const char *out, int layers, struct err *e);
 /* Plans the job without running it: its steps and memory.  A pool thread, at any time. */
 int engine_train_plan(struct engine *, const struct train_job *, struct train_plan *, struct err *e);
-/* Runs fn(arg) on a thread that may use the device by the gate: in order, and not while a job runs.  For tuners
- * (tuner.h).  Any thread; engine_close waits until all have run. */
+/* Runs fn(arg) on a thread that may use the device by the gate: in order, and while a job runs between two of its
+ * steps or batches.  For tuners (tuner.h).  Any thread; engine_close waits until all have run. */
 struct model;
 typedef void engine_trainer_fn(void *arg, struct model *, struct scheduler_gate *);
 int engine_trainer_call(struct engine *, engine_trainer_fn *, void *arg, struct err *e);
 /* Within such a call: makes what the tuner has learnt the adapter of that name, without a file. */
 struct tuner;
 int engine_tuner_publish(struct engine *, struct tuner *, const char *name, struct err *e);
+/* Within train_job.rollout: makes the adapter that is trained, as it is now, the adapter of that name, without a file.
+ */
+int engine_train_publish(struct engine *, struct train *, const char *name, struct err *e);
 /* Ignored when no job runs. */
 void engine_train_command(struct engine *, enum train_command);
 
@@ -383,6 +431,7 @@ struct engine_stats {
     uint64_t train_ns; /* that training had the device */
     /* of every step: its duration, its tokens, its sequences */
     struct histogram step_seconds, step_tokens, step_seqs;
+    struct comm_profile ranks[COMM_OPS]; /* what rank 0 exchanged with the others, by operation */
     uint64_t failed_steps;  /* the device reported an error */
     bool device_lost;       /* every request ends with an error, and only a new process helps */
     size_t device_used;     /* of info's device_budget; beyond its device_base: adapters and training */
@@ -400,6 +449,7 @@ struct engine_stats {
 
 extern const histogram_bounds engine_step_seconds_bounds, engine_step_tokens_bounds, engine_step_seqs_bounds;
 
+const char *engine_comm_op(int op); /* of engine_stats.ranks: "all-gather" ... */
 void engine_stats_read(const struct engine *, struct engine_stats *);
 /* Adds those of another engine of the process. */
 void engine_stats_add(struct engine_stats *, const struct engine_stats *);
@@ -442,14 +492,15 @@ int engine_running(const struct engine *, struct seq_view out[ENGINE_SEQS_KEPT])
 /* ---- a trace of its steps --------------------------------------------------------------------------------------- */
 
 enum trace_track { TRACK_ENGINE, TRACK_TRAINER }; /* which thread */
-enum trace_what { TRACE_STEP, TRACE_PHASE, TRACE_OP, TRACE_TRAINING };
+enum trace_what { TRACE_STEP, TRACE_PHASE, TRACE_OP, TRACE_TRAINING, TRACE_EXCHANGE };
 
 struct trace_event {
-    const char *name;    /* static: "step", a phase of it, or an op */
+    const char *name;    /* static: "step", a phase of it, an op, or an operation between ranks */
     uint64_t start, end; /* clock_now() */
     enum trace_what what;
     enum trace_track track;
     int seqs, tokens, rows; /* TRACE_STEP */
+    uint64_t sent;          /* TRACE_EXCHANGE: bytes */
 };
 
 struct engine_trace {

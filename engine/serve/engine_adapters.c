@@ -1,5 +1,6 @@
 /* Adapters by name: read on the caller's thread, uploaded to the device by the engine thread between two steps. */
 #include "engine/serve/engine_state.h"
+#include "engine/serve/kv_published.h"
 #include "engine/serve/kv_tier.h"
 #include "engine/train/tuner.h"
 
@@ -9,13 +10,14 @@ void engine_adapter_publish(struct engine *g, struct adapter_load *l)
     if (engine_lost(g))
         err_set(&l->e, ERR_FULL, "the device was lost");
     else if (!model_reserve_adapters(&g->s.model, &l->e))
-        adapters_publish(&g->adapters, g->s.model.d, l->name, l->adapter, &l->version, &l->e);
+        adapters_publish(&g->adapters, &g->s.model, l->name, l->adapter, &l->version, &l->e);
+    kv_published_sweep(g->published);
     engine_check_device(g);
 }
 
 void engine_adapters_sweep(struct engine *g)
 {
-    if (!engine_lost(g)) adapters_sweep(&g->adapters, g->s.model.d);
+    if (!engine_lost(g)) adapters_sweep(&g->adapters, &g->s.model);
 }
 
 void engine_adapter_answer(struct engine *g, struct adapter_load *l)
@@ -73,10 +75,10 @@ int engine_adapter_load_unlisted(struct engine *g, const char *name, const char 
     return l.e.code;
 }
 
-int engine_tuner_publish(struct engine *g, struct tuner *t, const char *name, struct err *e)
+/* The adapter stays its trainer's. */
+static int publish(struct engine *g, struct adapter *a, const char *name, struct err *e)
 {
-    struct adapter_load l = {.name = name};
-    if (adapters_check_new(&g->adapters, name, e) || !(l.adapter = tuner_adapter(t, e))) return e->code;
+    struct adapter_load l = {.name = name, .adapter = a};
     count_loading(g, 1);
     kv_tier_content(g, l.adapter);
     load_wait(g, &l);
@@ -85,17 +87,34 @@ int engine_tuner_publish(struct engine *g, struct tuner *t, const char *name, st
     return l.e.code;
 }
 
+int engine_tuner_publish(struct engine *g, struct tuner *t, const char *name, struct err *e)
+{
+    struct adapter *a = adapters_check_new(&g->adapters, name, e) ? NULL : tuner_adapter(t, e);
+    return a ? publish(g, a, name, e) : e->code;
+}
+
+int engine_train_publish(struct engine *g, struct train *t, const char *name, struct err *e)
+{
+    struct adapter *a = adapters_check_new(&g->adapters, name, e) ? NULL : train_adapter(t, e);
+    return a ? publish(g, a, name, e) : e->code;
+}
+
 int engine_adapter_unload(struct engine *g, const char *name, struct err *e)
 {
     bool buried;
     int rc = adapters_remove(&g->adapters, name, &buried, e);
-    if (buried) engine_post(g, (struct msg){.kind = MSG_SWEEP});
+    if (buried || (!rc && g->published)) engine_post(g, (struct msg){.kind = MSG_SWEEP});
     return rc;
 }
 
 int engine_adapters_list(const struct engine *g, struct adapter_info *out, int max)
 {
     return adapters_list((struct adapters *)&g->adapters, out, max); /* the lock is the only thing written */
+}
+
+bool engine_adapter_scores(const struct engine *g, const char *name)
+{
+    return adapters_scores((struct adapters *)&g->adapters, name);
 }
 
 int engine_adapter_check(const struct engine *g, const char *name, struct err *e)

@@ -73,7 +73,9 @@ struct engine {
     pthread_cond_t load_done;
     bool closing;     /* under load_lock, as n_loading */
     int n_loading;    /* under load_lock */
-    uint64_t last_id; /* the submitting thread's */
+    uint64_t last_id; /* the submitting thread's, as n_holds */
+    uint64_t n_holds;        /* sent; */
+    _Atomic uint64_t n_held; /* taken */
     pthread_t thread;
     bool started;
     struct scheduler_gate *gate;
@@ -84,12 +86,15 @@ struct engine {
 
     /* the engine thread's */
     struct kv_pool *pool;
-    struct kv_tier *tier; /* NULL: no --kv-disk */
+    struct kv_tier *tier;           /* NULL: no --kv-disk */
+    struct kv_published *published; /* NULL: no sink of KV events */
     struct sched sched;
     struct step_batch batch;
     struct step_batch_seq *seqs; /* (max_seqs) the plan as the batch is made of it */
     struct sample_row *rows;     /* (max_rows) */
     struct sample_out *outs;     /* (max_rows) */
+    struct top_token *scores;    /* (max_rows, ENGINE_TOP_MAX) ids that are scored and drawn in prompts */
+    int score_from;              /* the position of the first of these rows */
     float *hidden;               /* (HIDDEN_ROWS, C) downloaded, for pooling */
     struct request **by_id;      /* hash table with chains */
     uint32_t id_mask;

@@ -26,11 +26,17 @@ static const char *failure_text(struct engine *g, const struct dev_error *err)
     return memcpy(g->failure[g->n_failures++], text, sizeof text);
 }
 
+/* For good: the device itself, or another rank of the model; jobs have ranks of their own (trainer_thread.h). */
+static bool is_gone(const struct model *m)
+{
+    const struct dev *d = m->d;
+    return (d->ops->lost && d->ops->lost(d)) || (m->shard && comm_error(m->shard->comm));
+}
+
 bool engine_check_device(struct engine *g)
 {
-    const struct dev *d = g->s.model.d;
-    if (engine_lost(g) || !d->ops->lost || !d->ops->lost(d)) return false;
-    log_error("the device is lost, and the process with it: waiting=%d running=%d", g->sched.n_waiting,
+    if (engine_lost(g) || (!is_gone(&g->s.model) && !atomic_load(&g->training.ranks_lost))) return false;
+    log_error("the device is lost, or another rank, and the process with it: waiting=%d running=%d", g->sched.n_waiting,
               g->sched.n_running);
     g->now.device_lost = true;
     atomic_store(&g->lost, true);

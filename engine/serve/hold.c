@@ -3,9 +3,15 @@
 
 /* ---- any thread ------------------------------------------------------------------------------------------------- */
 
-void engine_hold(struct engine *g, enum engine_hold hold)
+uint64_t engine_hold(struct engine *g, enum engine_hold hold)
 {
     engine_send(g, MSG_HOLD, hold, NULL);
+    return ++g->n_holds;
+}
+
+uint64_t engine_holds_taken(const struct engine *g)
+{
+    return atomic_load(&g->n_held);
 }
 
 void engine_abort(struct engine *g, uint64_t id)
@@ -30,4 +36,6 @@ void engine_take_hold(struct engine *g, enum engine_hold hold)
             if (r->seq.state == SEQ_IDLE && hold != HOLD_NEW) engine_schedule(g, r);
             engine_end_if_idle(g, r); /* no next token comes */
         }
+    atomic_fetch_add(&g->n_held, 1);
+    if (g->events.notify) g->events.notify(g->events.arg);
 }

@@ -2,6 +2,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "engine/serve/engine_state.h"
+#include "engine/serve/kv_published.h"
 #include "engine/serve/kv_tier.h"
 
 #include <stdlib.h>
@@ -58,6 +59,7 @@ static bool handle(struct engine *g, const struct msg *m)
     }
     if (m->kind == MSG_SWEEP) {
         engine_adapters_sweep(g);
+        kv_published_sweep(g->published);
         return true;
     }
     if (m->kind == MSG_HOLD) {

@@ -25,6 +25,7 @@ struct kv_pool {
     uint32_t mask;
     void (*evict)(void *arg, int32_t page, uint64_t serial);
     void *evict_arg;
+    const struct kv_watch *watch;
 };
 
 struct kv_pool *kv_pool_new(int pages, uint64_t hash_seed)
@@ -146,6 +147,7 @@ int32_t kv_alloc(struct kv_pool *p)
     int32_t i = p->head;
     if (i < 0) return -1;
     if (p->page[i].serial && p->evict) p->evict(p->evict_arg, i, p->page[i].serial);
+    if (p->page[i].serial && p->watch) p->watch->removed(p->watch->arg, i);
     list_remove(p, i);
     if (p->page[i].serial) unregister(p, i);
     p->page[i].ref = 1;
@@ -199,6 +201,16 @@ void kv_pool_on_evict(struct kv_pool *p, void (*fn)(void *arg, int32_t page, uin
     p->evict_arg = arg;
 }
 
+void kv_pool_watch(struct kv_pool *p, const struct kv_watch *w)
+{
+    p->watch = w;
+}
+
+const int32_t *kv_tokens(const struct kv_pool *p, int32_t page)
+{
+    return p->page[page].tokens;
+}
+
 uint64_t kv_lookups(const struct kv_pool *p)
 {
     return p->lookups;
@@ -218,6 +230,7 @@ uint64_t kv_register(struct kv_pool *p, int32_t i, uint64_t parent, uint64_t sal
     memcpy(g->tokens, tokens, sizeof g->tokens);
     g->chain = p->bucket[b];
     p->bucket[b] = i;
+    if (p->watch) p->watch->stored(p->watch->arg, i, g->serial, parent, salt);
     return g->serial;
 }
 
@@ -230,6 +243,7 @@ void kv_forget(struct kv_pool *p)
         unregister(p, i);
         if (is_free) list_add(p, i);
     }
+    if (p->watch) p->watch->forgotten(p->watch->arg);
 }
 
 void kv_check(const struct kv_pool *p)

@@ -46,6 +46,17 @@ uint64_t kv_serial(const struct kv_pool *, int32_t page);
 /* fn(arg, page, serial) is called before a registered page is given to kv_alloc's caller; NULL: none. */
 void kv_pool_on_evict(struct kv_pool *, void (*fn)(void *arg, int32_t page, uint64_t serial), void *arg);
 
+/* Of what is registered; each call comes when kv_tokens(page) are there. */
+struct kv_watch {
+    void *arg;
+    void (*stored)(void *arg, int32_t page, uint64_t serial, uint64_t parent, uint64_t salt);
+    void (*removed)(void *arg, int32_t page); /* it is given to kv_alloc's caller */
+    void (*forgotten)(void *arg);             /* by kv_forget: all of them */
+};
+void kv_pool_watch(struct kv_pool *, const struct kv_watch *); /* borrowed; NULL: none */
+/* @return the tokens (KV_PAGE) of a registered page. */
+const int32_t *kv_tokens(const struct kv_pool *, int32_t page);
+
 /* Registers a full page to which the caller has a reference.  @return the serial of its prefix.  When another page is
  * registered for the same prefix, that one stays. */
 uint64_t kv_register(struct kv_pool *, int32_t page, uint64_t parent, uint64_t salt, const int32_t *tokens);

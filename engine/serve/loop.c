@@ -5,6 +5,7 @@
 #include "engine/base/log.h"
 #include "engine/serve/device_turn.h"
 #include "engine/serve/engine_state.h"
+#include "engine/serve/kv_published.h"
 #include "engine/serve/kv_tier.h"
 #include "engine/serve/manual_step.h"
 
@@ -43,7 +44,7 @@ int engine_step_once(struct engine *g, bool wait)
     static const struct plan nothing;
     if (!engine_take_inbox(g, wait && !scheduler_gate_wanted(g->gate) && !kv_tier_ready(g))) return -1;
     kv_tier_run(g);
-    debug_state_serve(&g->look, g->s.model.d);
+    debug_state_serve(&g->look, g->s.model.d, g->s.model.shard ? g->s.model.shard->comm : NULL);
     if (engine_lost(g)) engine_end_all(g);
     const struct plan *p = g->hold == HOLD_ALL ? &nothing : sched_step(&g->sched);
     bool uses = p->n || scheduler_gate_wanted(g->gate); /* the device */
@@ -53,6 +54,7 @@ int engine_step_once(struct engine *g, bool wait)
     int n = p->n, tokens = p->n_tokens; /* copied: the plan is not valid once its requests have ended */
     if (n) engine_run_step(g, p);
     engine_publish(g, p); /* before the events: a client that saw its request end must see its pages free */
+    kv_published_flush(g->published); /* before them, too: a router can know of a text's pages before its next turn */
     events_post(&g->events);
     kv_tier_submit(g);
     if (uses && !engine_lost(g)) run_training(g, p);

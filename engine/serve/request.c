@@ -10,6 +10,24 @@
 
 /* ---- checks ---- */
 
+/* How many rows of ids are scored. */
+static int scored_rows(const struct gen_request *g)
+{
+    return g->n_scored ? g->n_prompt - (g->logprobs_from > 1 ? g->logprobs_from : 1) : 0;
+}
+
+static int check_scored(const struct gen_request *g, const struct engine_info *m, struct err *e)
+{
+    if (g->n_scored < 0 || g->n_drawn < 0 || g->n_scored > ENGINE_TOP_MAX ||
+        g->n_drawn > ENGINE_TOP_MAX - g->n_scored || ((g->n_scored || g->n_drawn) && !g->prompt_logprobs))
+        return err_set(e, ERR_INVALID, "%d ids are scored and %d drawn, of at most %d, which needs `prompt_logprobs`",
+                       g->n_scored, g->n_drawn, ENGINE_TOP_MAX);
+    for (int i = 0; i < scored_rows(g) * g->n_scored; i++)
+        if (g->scored[i] < -1 || g->scored[i] >= m->vocab)
+            return err_set(e, ERR_INVALID, "`scored` %d is no token id below %d", g->scored[i], m->vocab);
+    return 0;
+}
+
 static int check_lengths(const struct gen_request *g, const struct engine_info *m, struct err *e)
 {
     if (g->n_prompt < 1) return err_set(e, ERR_INVALID, "`inputs` cannot be empty");
@@ -22,7 +40,8 @@ static int check_lengths(const struct gen_request *g, const struct engine_info *
     if (g->logprobs_from < 0 || g->logprobs_from >= g->n_prompt)
         return err_set(e, ERR_INVALID, "`logprobs_from` %d is not below %d, the tokens of the prompt", g->logprobs_from,
                        g->n_prompt);
-    return request_check_ids(g, m, e);
+    int rc = check_scored(g, m, e);
+    return rc ? rc : request_check_ids(g, m, e);
 }
 
 int request_check_ids(const struct gen_request *g, const struct engine_info *m, struct err *e)
@@ -212,8 +231,9 @@ struct request *request_new(const struct gen_request *g, const struct engine_inf
     size_t stops = g->thoughts.end ? (size_t)g->thoughts.n_stop : 0, marks = 0;
     for (int i = 0; i < g->n_stop; i++) text += strlen(g->stop[i]);
     if (g->thoughts.end) marks = strlen(g->thoughts.begin) + strlen(g->thoughts.end) + 2;
+    size_t scored = (size_t)scored_rows(g) * (size_t)g->n_scored;
 
-    struct request *r = calloc(1, sizeof *r + (total + pages + stops) * sizeof(int32_t) +
+    struct request *r = calloc(1, sizeof *r + (total + pages + stops + scored) * sizeof(int32_t) +
                                       adds * sizeof(struct token_add) + text + marks);
     if (!r) {
         err_set(e, ERR_NOMEM, "no memory for a request of %zu tokens", total);
@@ -221,6 +241,8 @@ struct request *request_new(const struct gen_request *g, const struct engine_inf
     }
     r->adds = (struct token_add *)(r + 1);
     r->tokens = (int32_t *)(r->adds + adds);
+    int32_t *ids = r->tokens + total + pages;
+    char *texts = (char *)(ids + stops + scored);
     r->seq = (struct seq){.tokens = r->tokens,
                           .pages = r->tokens + total,
                           .n_known = g->n_prompt,
@@ -239,9 +261,14 @@ struct request *request_new(const struct gen_request *g, const struct engine_inf
     r->detok.mid_context = true;
     memcpy(r->tokens, g->prompt, (size_t)g->n_prompt * sizeof *r->tokens);
     copy_adds(r, g, m);
-    copy_stops(r, g, (char *)(r->tokens + total + pages + stops));
+    copy_stops(r, g, texts);
+    if (scored) memcpy(ids + stops, g->scored, scored * sizeof *ids);
+    r->scored = ids + stops;
+    r->n_scored = g->n_scored;
+    r->n_drawn = g->n_drawn;
+    r->scored_from = first_row(g->logprobs_from);
     for (int i = 0; i < g->n_prompt; i++) count_token(r, g->prompt[i], false);
-    copy_thoughts(r, &g->thoughts, r->tokens + total + pages, (char *)(r->tokens + total + pages + stops) + text);
+    copy_thoughts(r, &g->thoughts, ids, texts + text);
     return r;
 }
 
@@ -346,26 +373,49 @@ static uint32_t put_text(struct event *v, struct detok *d, const struct tokenize
     return v->text_len = (uint32_t)text->len - v->text;
 }
 
-static void send_prompt_token(struct request *r, const struct sample_out *o, const struct tokenizer *t,
-                              struct events *ev)
+int32_t request_score_row(const struct request *r, int pos, int k, struct sample_row *row)
+{
+    *row = (struct sample_row){.top_p = 1, .typical_p = 1, .repetition = 1, .forced = -1};
+    if (k < r->n_scored) {
+        int32_t id = r->scored[(size_t)(pos - r->scored_from) * (size_t)r->n_scored + (size_t)k];
+        row->forced = id < 0 ? 0 : id;
+        return id;
+    }
+    if (r->sampling.sample) row->temperature = r->sampling.temperature;
+    row->seed = rng_mix(r->sampling.seed); /* other numbers than those of the text's own tokens */
+    row->step = (uint64_t)pos * ENGINE_TOP_MAX + (uint64_t)(k - r->n_scored);
+    return SCORED_DRAWN;
+}
+
+static void send_prompt_token(struct request *r, const struct sample_out *o, const struct top_token *scores,
+                              const struct tokenizer *t, struct events *ev)
 {
     struct event v;
     fill_event(&v, r, EV_PROMPT, o, ev);
     if (isnan(o->logprob)) v.n_top = 0;
+    if (scores) {
+        v.n_scored = r->n_scored + r->n_drawn;
+        v.scored = events_top(ev, scores, v.n_scored);
+    }
     v.special = tokenizer_is_special(t, o->id);
     put_text(&v, &r->prompt_detok, t, ++r->n_prompt_sent == r->n_prompt, ev);
     events_add(ev, &v);
 }
 
-void request_prompt_row(struct request *r, int pos, const struct sample_out *o, const struct tokenizer *t,
-                        struct events *ev)
+static void send_first_token(struct request *r, const struct tokenizer *t, struct events *ev)
+{
+    send_prompt_token(r, &(struct sample_out){.id = r->tokens[0], .logprob = NAN}, NULL, t, ev);
+}
+
+void request_prompt_row(struct request *r, int pos, const struct sample_out *o, const struct top_token *scores,
+                        const struct tokenizer *t, struct events *ev)
 {
     if (!r->prompt_logprobs) return;
-    if (r->n_prompt_sent == 0) send_prompt_token(r, &(struct sample_out){.id = r->tokens[0], .logprob = NAN}, t, ev);
+    if (r->n_prompt_sent == 0) send_first_token(r, t, ev);
     CHECK(pos + 1 == r->n_prompt_sent);
     struct sample_out known = *o;
     known.id = r->tokens[pos + 1]; /* also when the row was not finite */
-    send_prompt_token(r, &known, t, ev);
+    send_prompt_token(r, &known, scores, t, ev);
     r->seq.first_row = pos + 1;
 }
 
@@ -434,7 +484,7 @@ enum finish_reason request_token(struct request *r, const struct sample_out *o, 
 {
     struct event v;
     if (r->prompt_logprobs && r->n_prompt_sent == 0) /* a prompt of one token has no row of its own */
-        send_prompt_token(r, &(struct sample_out){.id = r->tokens[0], .logprob = NAN}, t, ev);
+        send_first_token(r, t, ev);
     fill_event(&v, r, EV_TOKEN, o, ev);
     bool known = r->n_prompt + r->n_generated++ < r->seq.n_known;
     if (!known) count_token(r, o->id, true);
@@ -444,7 +494,8 @@ enum finish_reason request_token(struct request *r, const struct sample_out *o, 
     v.finish = finish_by_id(r, o->id, m, stop_index);
     uint32_t len = put_text(&v, &r->detok, t, v.finish != FINISH_NONE, ev);
     v.gen_len = v.special || *stop_index >= 0 ? 0 : len;
-    enum thoughts_change change = thoughts_token(&r->thoughts, len ? events_text(ev)->data + v.text : "", len);
+    const char *text = len ? events_text(ev)->data + v.text : "";
+    enum thoughts_change change = thoughts_token(&r->thoughts, text, len, r->detok.n_pending > 0);
     uint32_t keep = 0;
     int hit = v.gen_len ? find_stop(r, events_text(ev)->data + v.text, v.gen_len, &keep) : -1;
     if (hit >= 0 && r->n_generated >= r->min_new && (v.finish == FINISH_NONE || v.finish == FINISH_LENGTH)) {

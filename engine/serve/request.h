@@ -42,11 +42,15 @@ struct request {
     bool ignore_eos;
     int top_n;
     bool prompt_logprobs;
+    const int32_t *scored; /* (.., n_scored) as gen_request's, from the row behind token scored_from on; in the block */
+    int n_scored, scored_from;
+    int n_drawn; /* gen_request's */
 
     unsigned char *types;    /* (n_prompt) of a pooled request's tokens; NULL: all 0 */
     struct poolings pooling; /* n > 0: of the fields below only those up to pooled, and times are used */
     int pool_from;           /* the positions before it are not pooled */
     int n_pooled;            /* positions seen; each is added to `pooled` once, also after a preemption */
+    const float *score;      /* (C) its adapter's: the result is the score of the pooled vector; NULL: that itself */
     double *pooled;          /* (pooling.n, C) of each pooling the sum, the largest or the one; in the block */
 
     struct sampling_params sampling; /* bias points into the block */
@@ -95,9 +99,14 @@ void request_sample_row(struct request *, int pos, struct sample_row *row);
  * and as near to its other parameters as they can be known before.  whole: the draft has every token of the model. */
 void request_draft_row(const struct request *, int ahead, bool whole, struct sample_row *row);
 
-/* After the row of the prompt token at `pos` was computed: emits EV_PROMPT for token pos + 1 (for token 0 first). */
-void request_prompt_row(struct request *, int pos, const struct sample_out *, const struct tokenizer *,
-                        struct events *);
+/* After the row of the prompt token at `pos` was computed: emits EV_PROMPT for token pos + 1 (for token 0 first).
+ * scores: (n_scored + n_drawn) the ids that are scored and drawn there. */
+void request_prompt_row(struct request *, int pos, const struct sample_out *, const struct top_token *scores,
+                        const struct tokenizer *, struct events *);
+/* Column k of those in the row of the prompt token at `pos`: sets how it is sampled.  @return the id that is scored,
+ * -1: none; SCORED_DRAWN: it is drawn. */
+enum { SCORED_DRAWN = -2 };
+int32_t request_score_row(const struct request *, int pos, int k, struct sample_row *);
 
 /* Takes ownership of the masks of its grammar, which apply from now on, or behind its thoughts. */
 void request_mask(struct request *, struct masked *);

@@ -20,6 +20,8 @@ static int check_pooling(const struct gen_request *g, const struct engine_info *
 {
     if (g->pool_from < 0 || g->pool_from >= g->n_prompt)
         return err_set(e, ERR_INVALID, "all %d tokens are left out of the pooling", g->n_prompt);
+    if (g->score && (g->pooling.n != 1 || g->pooling.v[0] != POOLING_LAST))
+        return err_set(e, ERR_INVALID, "a score is of the last token");
     if (g->pooling.n > POOLINGS_MAX || g->pooling.n * m->hidden != m->embedder->inputs)
         return err_set(e, ERR_INVALID, "pooling: %d vectors of %d values; the model takes %d values", g->pooling.n,
                        m->hidden, m->embedder->inputs);
@@ -70,14 +72,28 @@ struct request *request_new_pooled(const struct gen_request *g, const struct eng
     return r;
 }
 
+/* In f64, in order: a score does not depend on the machine's vectors. */
+static float score_of(const struct request *r, int n)
+{
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += (double)r->score[i] * r->pooled[i];
+    return (float)sum;
+}
+
 static enum finish_reason send(struct request *r, const struct engine_info *m, struct events *ev)
 {
-    struct event v = {
-        .id = r->id, .user = r->user, .kind = EV_EMBEDDING, .n_values = m->embedder->size, .stop_index = -1};
+    struct event v = {.id = r->id,
+                      .user = r->user,
+                      .kind = EV_EMBEDDING,
+                      .n_values = r->score ? 1 : m->embedder->size,
+                      .stop_index = -1};
     for (int i = 0; i < m->embedder->inputs; i++)
         if (!isfinite((float)r->pooled[i])) return FINISH_ERROR;
     float *out = events_values(ev, v.n_values, &v.values);
-    embedder_apply(m->embedder, r->pooled, out);
+    if (r->score)
+        out[0] = score_of(r, m->hidden);
+    else
+        embedder_apply(m->embedder, r->pooled, out);
     for (int i = 0; i < v.n_values; i++)
         if (!isfinite(out[i])) return FINISH_ERROR;
     events_add(ev, &v);

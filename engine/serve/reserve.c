@@ -1,6 +1,7 @@
 #include "engine/serve/reserve.h"
 
 #include "engine/base/mem.h"
+#include "engine/model/ranks_agree.h"
 
 #include <stdlib.h>
 
@@ -181,7 +182,8 @@ int reserve_encoder_device(struct model *m, const struct reserve *r, struct err 
     return rc;
 }
 
-int reserve_device(struct model *m, const struct reserve *r, int *pages, struct err *e)
+/* All but the pages.  *spare: the padding pages among them. */
+static int reserve_steps(struct model *m, const struct reserve *r, int *pages, int *spare, struct err *e)
 {
     struct dev *d = m->d;
     size_t most = room_of(d) / r->page_bytes;
@@ -195,7 +197,9 @@ int reserve_device(struct model *m, const struct reserve *r, int *pages, struct 
     if (!rc) rc = model_reserve_adapters(m, e);
     if (!rc) rc = model_reserve_kv(m, 1, r->kv_type, e); /* ops read the cache's shape */
     if (rc) return rc;
+    if (m->shard) m->shard->dry = true;
     bool failed = d->ops->reserve(d, largest_steps, &s) != 0;
+    if (m->shard) m->shard->dry = false;
     d->ops->kv_close(d, m->kv);
     m->kv = NULL;
     if (failed) {
@@ -204,11 +208,19 @@ int reserve_device(struct model *m, const struct reserve *r, int *pages, struct 
         return rc;
     }
     size_t room = room_of(d), batch = step_batch_bytes(r->max_tokens, r->max_seqs, r->max_rows, s.max_pages);
-    int spare = step_batch_pad_pages(r->max_seqs);
-    batch += (size_t)spare * r->page_bytes;
+    *spare = step_batch_pad_pages(r->max_seqs);
+    batch += (size_t)*spare * r->page_bytes;
     room = room > batch ? room - batch : 0;
     size_t want = wanted_pages(r, len, room / r->page_bytes);
     if (want < 2 || want > room / r->page_bytes) return too_little(m, r, want < 2 ? 2 : want, room, e);
     *pages = want < PAGES_MAX ? (int)want : PAGES_MAX;
-    return model_reserve_kv(m, *pages + spare, r->kv_type, e);
+    return 0;
+}
+
+int reserve_device(struct model *m, const struct reserve *r, int *pages, struct err *e)
+{
+    int spare = 0, rc = reserve_steps(m, r, pages, &spare, e);
+    if (m->shard) rc = shard_agree_least(m->shard->comm, rc, pages, e);
+    if (!rc) rc = model_reserve_kv(m, *pages + spare, r->kv_type, e);
+    return m->shard ? ranks_agree(m->shard->comm, rc, e) : rc;
 }

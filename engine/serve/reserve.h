@@ -16,7 +16,7 @@ struct reserve {
 };
 
 /* *pages: set to the number of KV pages; step_batch_pad_pages(max_seqs) padding pages follow them and count as
- * workspace.  @return 0 on success; on failure a negative code, and *e is set: ERR_NOMEM says what would fit. */
+ * workspace.  On each rank of a divided model, which then have the same number of pages.  @return 0 on success; on failure a negative code, and *e is set: ERR_NOMEM says what would fit. */
 int reserve_device(struct model *, const struct reserve *, int *pages, struct err *);
 /* For an encoder, which has no pages: the largest steps' scratch. */
 int reserve_encoder_device(struct model *, const struct reserve *, struct err *);

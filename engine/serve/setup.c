@@ -1,10 +1,15 @@
 #include "engine/serve/setup.h"
 
 #include "engine/base/clock.h"
+#include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/base/meminfo.h"
 #include "engine/model/adapter.h"
 #include "engine/model/open.h"
+#include "engine/model/ranks_agree.h"
+#include "engine/model/shard_follow.h"
+#include "engine/model/shard_lead.h"
+#include "engine/serve/job_ranks.h"
 #include "engine/serve/reserve.h"
 
 #include <stdio.h>
@@ -16,10 +21,17 @@ static int min_int(int a, int b)
     return a < b ? a : b;
 }
 
+/* The ranks of the model, perhaps all on this machine. */
+static size_t ranks_here(const struct setup *s)
+{
+    return s->model.shard ? (size_t)comm_ranks(s->model.shard->comm) : 1;
+}
+
 /* `n` pages, if they and the logits fit in memory. */
 static int exact_pool(const struct setup *s, int n, int *pages, struct err *e)
 {
     size_t kv = 0, logits = (size_t)s->max_rows * (size_t)s->model.c.vocab * sizeof(float), room = memory_available();
+    room /= ranks_here(s);
     if (__builtin_mul_overflow((size_t)n, s->info.page_bytes, &kv) || kv > room || logits > room - kv)
         return err_set(e, ERR_NOMEM,
                        "%d KV pages of %zu bytes and %d rows of logits need %.1f GiB; %.1f GiB are available", n,
@@ -50,7 +62,8 @@ static int size_pool(struct setup *s, const struct engine_config *c, enum dtype 
     m->page_bytes = model_page_bytes(&s->model, kv_type);
     if (!m->page_bytes) return no_attention(s, e);
     if (c->kv_pages) return exact_pool(s, c->kv_pages, pages, e);
-    size_t want = setup_usual_pages(m, s->model.c.max_len), room = memory_available() / 4 / m->page_bytes;
+    size_t want = setup_usual_pages(m, s->model.c.max_len);
+    size_t room = memory_available() / 4 / m->page_bytes / ranks_here(s);
     if (c->kv_cache_bytes)
         want = c->kv_cache_bytes / m->page_bytes;
     else if (want > room)
@@ -95,8 +108,12 @@ static void fill_info(struct setup *s, const struct engine_config *c, enum dtype
     m->page_tokens = KV_PAGE;
     m->kv_bytes = (size_t)pages * m->page_bytes;
     m->threads = s->model.d->threads;
+    m->ranks = c->comm ? comm_ranks(c->comm) : 1;
+    m->train_ranks = c->trains ? comm_ranks(c->trains) : 1;
+    m->exchange = s->model.shard ? s->model.shard->how : "";
     m->eos = mc->eos;
     m->n_eos = mc->n_eos;
+    m->pad = mc->pad;
     m->temperature = mc->temperature;
     m->top_p = mc->top_p;
     m->repetition_penalty = mc->repetition_penalty;
@@ -122,8 +139,7 @@ static int reserve_encoder(struct setup *s, const struct engine_config *c, struc
     i->max_total_tokens = len;
     struct reserve r = {.max_tokens = i->max_batch_tokens, .max_seqs = i->max_seqs, .max_len = len};
     struct model_reserve work = {0, len, i->max_batch_tokens, 0, DT_F32};
-    return s->model.d->ops->reserve ? reserve_encoder_device(&s->model, &r, e)
-                                    : model_reserve_work(&s->model, &work, e);
+    return s->model.d->ops->reserve ? reserve_encoder_device(&s->model, &r, e) : model_reserve(&s->model, &work, e);
 }
 
 /* KV cache, activations and limits on a device that uses host memory... */
@@ -152,6 +168,10 @@ static int reserve_own(struct setup *s, const struct engine_config *c, enum dtyp
                         .kv_bytes = c->kv_cache_bytes,
                         .page_bytes = model_page_bytes(m, kv_type)};
     if (!r.page_bytes) return no_attention(s, e);
+    if (m->shard) {
+        shard_lead_reserve_device(m->shard);
+        comm_broadcast(m->shard->comm, &r, sizeof r, 0);
+    }
     int rc = reserve_device(m, &r, pages, e);
     m->d->ops->memory(m->d, &mem);
     m->workspace_bytes += mem.scratch;
@@ -174,7 +194,24 @@ static int reserve_all(struct setup *s, const struct engine_config *c, struct er
     return 0;
 }
 
-static struct model_options options_of(const struct engine_config *c)
+/* What works on one rank alone. */
+static int check_ranks(const struct engine_config *c, const struct model *m, struct err *e)
+{
+    const struct comm *any = c->comm ? c->comm : c->trains;
+    if (any && !comm_any_thread(any)) /* opened by the main thread, used by the engine's */
+        return err_set(e, ERR_UNSUPPORTED,
+                       "the ranks' transport can be used by one thread alone: an MPI is needed that "
+                       "was built for several threads");
+    if (!c->comm) return 0;
+    if (m->c.encoder && !m->d->ops->host_memory)
+        return err_set(e, ERR_UNSUPPORTED, "an encoder is divided over ranks on the cpu alone; the device is %s",
+                       m->d->ops->name);
+    if (c->kv_disk && *c->kv_disk)
+        return err_set(e, ERR_UNSUPPORTED, "--kv-disk: not with a model that is divided over ranks");
+    return 0;
+}
+
+struct model_options setup_options(const struct engine_config *c)
 {
     return (struct model_options){.dir = c->model,
                                   .device = c->device,
@@ -183,6 +220,8 @@ static struct model_options options_of(const struct engine_config *c)
                                   .activations = c->activations,
                                   .gpu_memory_bytes = c->gpu_memory_bytes,
                                   .gpu_memory_fraction = c->gpu_memory_fraction,
+                                  .comm = c->comm,
+                                  .stages = c->stages,
                                   .verify_weights = c->verify_weights,
                                   .no_calibration = c->no_calibration};
 }
@@ -211,9 +250,11 @@ int setup_open(struct setup *s, const struct engine_config *c, int more_rows, st
     setup_limits(&s->info, c);
     s->max_rows = s->info.max_seqs + more_rows;
 
-    const struct model_options o = options_of(c);
+    const struct model_options o = setup_options(c);
     rc = model_open_as(&s->model, &o, &s->cpus, e);
     weights = clock_now();
+    if (c->trains && !(rc = ranks_agree(c->trains, rc, e))) rc = job_ranks_check(c->trains, &s->model, e);
+    if (!rc) rc = check_ranks(c, &s->model, e);
     if (!rc && !(s->tokenizer = tokenizer_open_dir(c->model, e))) rc = e->code;
     vocabulary = clock_now();
     if (!rc) rc = embedder_open(&s->embedder, c->model, &s->model.c, e);
@@ -221,9 +262,9 @@ int setup_open(struct setup *s, const struct engine_config *c, int more_rows, st
         s->kv_type = kv_type == DT_NONE ? s->model.d->ops->kv_type : kv_type;
         if (c->draft_model && c->speculate && strcmp(c->speculate, "off")) rc = draft_open(&s->draft, s, c, e);
     }
-    if (!rc) {
-        rc = reserve_all(s, c, e);
-    }
+    /* a draft's steps are rank 0's alone, so the ranks would keep other graphs */
+    if (!rc && s->draft && s->model.shard) s->model.shard->no_replay = true;
+    if (!rc) rc = reserve_all(s, c, e);
     s->record_steps = c->record_steps;
     uint64_t end = clock_now();
     s->info.workspace_bytes = s->model.workspace_bytes;
@@ -232,6 +273,32 @@ int setup_open(struct setup *s, const struct engine_config *c, int more_rows, st
     s->info.memory_seconds = (double)(end - vocabulary) * 1e-9;
     s->info.load_seconds = (double)(end - start) * 1e-9;
     if (rc) setup_close(s);
+    return rc;
+}
+
+/* Rank 0 learns whether it worked. */
+static void follow_reserve(struct model *m)
+{
+    struct err all = {0};
+    struct reserve r;
+    int pages = 0;
+    comm_broadcast(m->shard->comm, &r, sizeof r, 0);
+    if (!comm_error(m->shard->comm)) reserve_device(m, &r, &pages, &all);
+}
+
+int engine_follow(const struct engine_config *c, struct err *e)
+{
+    struct model m;
+    struct cpus cpus;
+    const struct model_options o = setup_options(c);
+    int rc = cpus_parse(&cpus, c->cpus, e);
+    if (rc) rc = ranks_agree(c->comm, rc, e);
+    if (!rc) rc = model_open_as(&m, &o, &cpus, e);
+    if (rc) return rc;
+    if (model_pin(&m, &cpus, e)) log_write(LOG_WARN, "%s", e->msg); /* as rank 0's engine */
+    rc = shard_follow(&m, follow_reserve, e);
+    if (rc) comm_fail(c->comm, e->msg); /* the others may wait for this rank */
+    model_close(&m);
     return rc;
 }
 

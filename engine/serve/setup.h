@@ -34,5 +34,6 @@ size_t setup_usual_pages(const struct engine_info *, int max_len);
  * cores. */
 int setup_pin(struct setup *, struct err *e);
 void setup_close(struct setup *);
+struct model_options setup_options(const struct engine_config *); /* of the model; they borrow the config's strings */
 
 #endif

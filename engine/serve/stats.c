@@ -18,6 +18,8 @@ void engine_publish(struct engine *g, const struct plan *p)
         g->s.model.d->ops->memory(g->s.model.d, &m);
         g->now.device_used = m.used;
     }
+    const struct shard *shard = g->s.model.shard;
+    for (int i = 0; i < COMM_OPS && shard; i++) g->now.ranks[i] = comm_profile(shard->comm, (enum comm_op)i);
     kv_tier_publish(g);
     if (p) g->now.preemptions += (uint64_t)p->n_preempted;
     flight_counts(g->now.waiting, g->now.running, paused);
@@ -25,6 +27,11 @@ void engine_publish(struct engine *g, const struct plan *p)
     pthread_mutex_lock(&g->stats_lock);
     g->stats = g->now;
     pthread_mutex_unlock(&g->stats_lock);
+}
+
+const char *engine_comm_op(int op)
+{
+    return comm_op_name((enum comm_op)op);
 }
 
 void engine_stats_read(const struct engine *g, struct engine_stats *out)
@@ -87,6 +94,11 @@ void engine_stats_retire(struct engine_stats *to, const struct engine_stats *fro
     to->draft_prompt_tokens += from->draft_prompt_tokens;
     to->saved_steps += from->saved_steps;
     to->held_rows += from->held_rows;
+    for (int i = 0; i < COMM_OPS; i++) {
+        to->ranks[i].calls += from->ranks[i].calls;
+        to->ranks[i].sent_bytes += from->ranks[i].sent_bytes;
+        to->ranks[i].seconds += from->ranks[i].seconds;
+    }
     retire_kv_disk(&to->kv_disk, &from->kv_disk);
     add_histogram(&to->step_seconds, &from->step_seconds);
     add_histogram(&to->step_tokens, &from->step_tokens);

@@ -1,8 +1,11 @@
 /* One step on the engine thread: plan -> batch -> forward -> sample -> tokens and events of each request. */
 #include "engine/base/clock.h"
 #include "engine/base/flight.h"
+#include "engine/base/mem.h"
 #include "engine/serve/engine_state.h"
 
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { MASK_NS_MIN = 20 * 1000, MASK_SHARE = 32 }; /* masks on the engine thread: at most this, or a step's time / 32 */
@@ -112,7 +115,9 @@ static bool deliver_row(struct engine *g, struct request *r, int pos, const stru
 {
     int last = r->seq.n_known - 1;
     if (pos + 1 < r->n_prompt) {
-        request_prompt_row(r, pos, out, g->s.tokenizer, &g->events);
+        int columns = r->n_scored + r->n_drawn;
+        const struct top_token *scores = columns ? g->scores + (pos - g->score_from) * columns : NULL;
+        request_prompt_row(r, pos, out, scores, g->s.tokenizer, &g->events);
         return true;
     }
     if (pos == last && r->unsampled) {
@@ -190,12 +195,43 @@ static void verify(struct engine *g, struct request *r, int drafts, int row, uin
     engine_verified(g, goes_on ? r : NULL, source, drafts, right);
 }
 
+/* Scores and draws ids in the places of a prompt's tokens: the rows of the item, `row` and on of the step, are sampled
+ * again for every column, ids that are given as if these were what follows (ops.h: forced), while the step's logits are
+ * there.  @return false: the device failed, and the request has ended. */
+static bool score_prompt(struct engine *g, struct request *r, const struct plan_item *it, int row)
+{
+    int from = it->start + it->n - it->rows, n = r->n_prompt - 1 - from, columns = r->n_scored + r->n_drawn;
+    if (n > it->rows) n = it->rows;
+    if (n <= 0) return true;
+    g->score_from = from;
+    /* all else of these rows was read when they were sampled, except the outs, which are kept */
+    struct sample_out *outs = mem_array((size_t)n, sizeof *outs);
+    memcpy(outs, g->outs + row, (size_t)n * sizeof *outs);
+    bool good = true;
+    for (int k = 0; k < columns && good; k++) {
+        for (int i = 0; i < n; i++)
+            g->scores[i * columns + k].id = request_score_row(r, from + i, k, &g->rows[row + i]);
+        sample(g, row, n);
+        good = g->s.model.d->ops->finish(g->s.model.d) == 0;
+        for (int i = 0; i < n; i++) {
+            struct top_token *score = &g->scores[i * columns + k];
+            score->logprob = score->id == -1 ? NAN : g->outs[row + i].logprob;
+            if (score->id == SCORED_DRAWN) score->id = g->outs[row + i].id;
+        }
+    }
+    memcpy(g->outs + row, outs, (size_t)n * sizeof *outs);
+    free(outs);
+    if (!good) engine_end_request(g, r, FINISH_ERROR, -1, engine_take_failure(g));
+    return good;
+}
+
 /* Delivers the rows of one sequence, `row` and on of the step: prompt log-probabilities, forced tokens, then the new
  * token, then those of candidates. */
 static void deliver(struct engine *g, const struct plan_item *it, int row, uint64_t now)
 {
     struct request *r = request_of(it);
     bool held = r->seq.blocked;
+    if ((r->n_scored || r->n_drawn) && !score_prompt(g, r, it, row)) return;
     for (int k = it->n - it->rows; k < it->n; k++, row++)
         if (!deliver_row(g, r, it->start + k, &g->outs[row], now)) return;
     if (it->drafts && !held) verify(g, r, it->drafts, row, now);

@@ -39,7 +39,7 @@ static void read_byte(struct thoughts *t, char c)
     }
 }
 
-enum thoughts_change thoughts_token(struct thoughts *t, const char *text, size_t n)
+enum thoughts_change thoughts_token(struct thoughts *t, const char *text, size_t n, bool within)
 {
     bool inside = t->state == THOUGHTS_INSIDE;
     if (t->state == THOUGHTS_NONE || t->state == THOUGHTS_OVER) return THOUGHTS_GO_ON;
@@ -53,6 +53,6 @@ enum thoughts_change thoughts_token(struct thoughts *t, const char *text, size_t
         t->count++;
         if (t->left > 0) t->left--;
     }
-    t->stopped = t->left == 0;
+    t->stopped = t->left == 0 && !within;
     return t->stopped ? THOUGHTS_USED_UP : THOUGHTS_GO_ON;
 }

@@ -31,8 +31,9 @@ struct thoughts {
 
 enum thoughts_change { THOUGHTS_GO_ON, THOUGHTS_ENDED, THOUGHTS_USED_UP };
 
-/* Reads the text of the next token, a special one's too.  THOUGHTS_ENDED: with this token.  THOUGHTS_USED_UP: the
- * tokens of `stop` must follow. */
-enum thoughts_change thoughts_token(struct thoughts *, const char *text, size_t n);
+/* Reads the text of the next token, a special one's too; within: it ends within a character, whose bytes are not in the
+ * text yet.  THOUGHTS_ENDED: with this token.  THOUGHTS_USED_UP: the tokens of `stop` must follow; a budget that ends
+ * within a character is used up with it. */
+enum thoughts_change thoughts_token(struct thoughts *, const char *text, size_t n, bool within);
 
 #endif

@@ -1,18 +1,16 @@
 #include "engine/serve/trainer_thread.h"
 
+#include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/model/open.h"
+#include "engine/model/ranks_agree.h"
+#include "engine/serve/job_ranks.h"
+#include "engine/train/job_order.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* After this event the owner may start the next job, so nothing of this one may be accessed afterwards. */
-static bool is_last(enum train_event_kind k)
-{
-    return k == TRAIN_PAUSED || k == TRAIN_CANCELLED || k == TRAIN_LOST || k == TRAIN_FAILED || k == TRAIN_SUCCEEDED;
-}
 
 static void close_train(struct trainer_thread *t)
 {
@@ -30,13 +28,13 @@ static void close_train(struct trainer_thread *t)
 static void on_event(void *arg, const struct train_event *ev)
 {
     struct trainer_thread *t = arg;
-    if (!is_last(ev->kind)) {
+    if (!train_event_is_last(ev->kind)) {
         t->fn(t->arg, ev);
         return;
     }
     struct train_event last = *ev;
     struct train_plan plan; /* a copy: the trainer's is freed with it */
-    char text[512];
+    char text[512] = "";
     if (ev->text) {
         snprintf(text, sizeof text, "%s", ev->text);
         last.text = text;
@@ -47,12 +45,19 @@ static void on_event(void *arg, const struct train_event *ev)
     }
     train_event_fn *fn = t->fn;
     void *fn_arg = t->arg;
+    const char *broken = t->job.comm ? comm_error(t->job.comm) : NULL;
+    bool lost = broken || (t->job.comm && ev->kind == TRAIN_LOST);  /* maybe the device of another rank */
+    if (broken && ev->kind == TRAIN_FAILED) last.kind = TRAIN_LOST; /* a new process goes on from the checkpoint */
+    if (lost) log_error("the ranks cannot train together any more: %s", broken ? broken : text);
+    atomic_store(&t->ranks_lost, lost);
     close_train(t);
-    pthread_mutex_unlock(&t->turn);
     pthread_mutex_lock(&t->lock);
+    t->turn = TURN_FREE;
+    pthread_cond_signal(&t->to_calls);
     t->state = TRAINER_ENDED;
     pthread_mutex_unlock(&t->lock);
     fn(fn_arg, &last);
+    if (lost) t->wake(t->wake_arg);
 }
 
 static bool stop_wanted(void *arg)
@@ -93,12 +98,42 @@ static void take_turn(struct trainer_thread *t)
 {
     pthread_mutex_lock(&t->lock);
     t->job_waits = true;
-    pthread_mutex_unlock(&t->lock);
-    pthread_mutex_lock(&t->turn);
-    pthread_mutex_lock(&t->lock);
+    while (t->turn != TURN_FREE) pthread_cond_wait(&t->to_job, &t->lock);
+    t->turn = TURN_JOB;
     t->job_waits = false;
-    pthread_cond_signal(&t->wake);
+    t->step_began = clock_now();
     pthread_mutex_unlock(&t->lock);
+}
+
+/* The job is between two steps or batches: calls that wait have their turn. */
+static void let_calls(void *arg)
+{
+    struct trainer_thread *t = arg;
+    pthread_mutex_lock(&t->lock);
+    uint64_t now = clock_now();
+    if (t->first) {
+        scheduler_gate_leave(t->gate);
+        t->turn_ends = now + (now - t->step_began);
+        t->turn = TURN_FREE;
+        pthread_cond_signal(&t->to_calls);
+        while (t->turn != TURN_FREE || (t->first && !t->job_waits)) pthread_cond_wait(&t->to_job, &t->lock);
+        t->turn = TURN_JOB;
+        t->job_waits = false;
+        t->turn_ends = 0;
+    }
+    t->step_began = clock_now();
+    pthread_mutex_unlock(&t->lock);
+}
+
+/* Tells the other ranks of the job. */
+static int begin_on_ranks(struct trainer_thread *t, const struct model *m, struct err *e)
+{
+    if (!t->job.comm) return 0;
+    scheduler_gate_leave(t->gate);
+    job_order_send(t->job.comm, &t->job, (int32_t)m->kv_type);
+    int rc = ranks_agree(t->job.comm, 0, e);
+    scheduler_gate_pass(t->gate);
+    return rc;
 }
 
 static void *training_main(void *arg)
@@ -109,7 +144,7 @@ static void *training_main(void *arg)
     scheduler_gate_pass(t->gate);
     if (setup_pin(t->setup, &e)) log_write(LOG_WARN, "%s", e.msg);
     struct model *m = model_of(t, &e);
-    struct train *train = m ? train_open(&t->job, m, t->gate, &e) : NULL;
+    struct train *train = m && !begin_on_ranks(t, m, &e) ? train_open(&t->job, m, t->gate, &e) : NULL;
     pthread_mutex_lock(&t->lock);
     t->train = train;
     if (train) train_command(train, t->command);
@@ -130,15 +165,25 @@ struct trainer_call {
     void *arg;
 };
 
-/* @return the oldest, to be freed; NULL: the thread is to end. */
+/* Waits until it is the oldest call's turn.  @return it, to be freed; NULL: the thread is to end. */
 static struct trainer_call *take_call(struct trainer_thread *t)
 {
     pthread_mutex_lock(&t->lock);
-    while ((!t->first || t->job_waits) && !t->ending) pthread_cond_wait(&t->wake, &t->lock);
+    while (t->first ? t->turn != TURN_FREE || t->job_waits : !t->ending) pthread_cond_wait(&t->to_calls, &t->lock);
     struct trainer_call *c = t->first;
     if (c && !(t->first = c->next)) t->last = &t->first;
+    if (c) t->turn = TURN_CALL;
     pthread_mutex_unlock(&t->lock);
     return c;
+}
+
+static void end_turn(struct trainer_thread *t)
+{
+    pthread_mutex_lock(&t->lock);
+    t->turn = TURN_FREE;
+    if (t->turn_ends && clock_now() >= t->turn_ends) t->job_waits = true;
+    pthread_cond_signal(&t->to_job);
+    pthread_mutex_unlock(&t->lock);
 }
 
 static void *calls_main(void *arg)
@@ -147,10 +192,9 @@ static void *calls_main(void *arg)
     struct err e = {0};
     if (setup_pin(t->setup, &e)) log_write(LOG_WARN, "%s", e.msg);
     for (struct trainer_call *c; (c = take_call(t));) {
-        pthread_mutex_lock(&t->turn);
         c->fn(c->arg, &t->setup->model, t->gate);
         scheduler_gate_leave(t->gate);
-        pthread_mutex_unlock(&t->turn);
+        end_turn(t);
         free(c);
     }
     return NULL;
@@ -166,7 +210,7 @@ int trainer_call(struct trainer_thread *t, engine_trainer_fn *fn, void *arg, str
     if (!rc) {
         *t->last = c;
         t->last = &c->next;
-        pthread_cond_signal(&t->wake);
+        pthread_cond_signal(&t->to_calls);
     }
     pthread_mutex_unlock(&t->lock);
     if (!rc) return 0;
@@ -178,23 +222,29 @@ static void end_calls(struct trainer_thread *t)
 {
     pthread_mutex_lock(&t->lock);
     t->ending = true;
-    pthread_cond_signal(&t->wake);
+    pthread_cond_signal(&t->to_calls);
     pthread_mutex_unlock(&t->lock);
     if (t->calls) pthread_join(t->caller, NULL);
-    pthread_mutex_destroy(&t->turn);
-    pthread_cond_destroy(&t->wake);
+    pthread_cond_destroy(&t->to_calls);
+    pthread_cond_destroy(&t->to_job);
 }
 
 /* ---- the job -------------------------------------------------------------------------------------------------------
  */
 
-void trainer_init(struct trainer_thread *t, struct setup *s, struct scheduler_gate *gate)
+void trainer_init(struct trainer_thread *t, struct setup *s, struct scheduler_gate *gate, struct comm *ranks,
+                  void (*wake)(void *), void *arg)
 {
-    *t = (struct trainer_thread){.setup = s, .gate = gate};
+    *t = (struct trainer_thread){.setup = s, .gate = gate, .ranks = ranks, .wake = wake, .wake_arg = arg};
     pthread_mutex_init(&t->lock, NULL);
-    pthread_mutex_init(&t->turn, NULL);
-    pthread_cond_init(&t->wake, NULL);
+    pthread_cond_init(&t->to_calls, NULL);
+    pthread_cond_init(&t->to_job, NULL);
     t->last = &t->first;
+}
+
+struct comm *trainer_ranks(const struct trainer_thread *t, const struct train_job *job)
+{
+    return t->ranks && job_ranks_take(job, comm_ranks(t->ranks)) ? t->ranks : NULL;
 }
 
 int trainer_start(struct trainer_thread *t, const struct train_job *job, train_event_fn *fn, void *arg, struct err *e)
@@ -207,8 +257,11 @@ int trainer_start(struct trainer_thread *t, const struct train_job *job, train_e
     if (t->state == TRAINER_ENDED) pthread_join(t->thread, NULL);
     t->state = TRAINER_NONE;
     t->job = *job;
+    t->job.comm = trainer_ranks(t, job);
     t->job.stop = stop_wanted;
     t->job.stop_arg = t;
+    t->job.between = let_calls;
+    t->job.between_arg = t;
     t->fn = fn;
     t->arg = arg;
     t->command = TRAIN_GO_ON;

@@ -8,10 +8,15 @@
 #include "engine/train/train.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 struct trainer_thread {
     struct setup *setup;
     struct scheduler_gate *gate;
+    struct comm *ranks;     /* that train jobs together (job_ranks.h), this one first; NULL: it is the only one */
+    atomic_bool ranks_lost; /* one of them has failed: no further job can be trained */
+    void (*wake)(void *);   /* called after that, on the trainer's thread */
+    void *wake_arg;
     pthread_mutex_t lock;                                     /* protects the fields below */
     enum { TRAINER_NONE, TRAINER_RUNS, TRAINER_ENDED } state; /* ENDED: the thread is to be joined */
     pthread_t thread;
@@ -23,16 +28,23 @@ struct trainer_thread {
     train_event_fn *fn;
     void *arg;
 
-    /* calls (trainer_call) and their thread, which is started by the first */
-    pthread_mutex_t turn; /* held by the job while there is one, or by a call while it runs */
-    pthread_cond_t wake;
+    /* Calls (trainer_call) and their thread, which is started by the first.  The job and the calls take turns: between
+     * two of its steps the job lets those that wait have as long as the step took, and at least one of them. */
+    enum { TURN_FREE, TURN_JOB, TURN_CALL } turn;
+    pthread_cond_t to_calls, to_job;
     pthread_t caller;
     bool job_waits;     /* for its turn: no further call begins before it had it */
+    uint64_t turn_ends; /* clock_now() of the calls' turn between two steps; 0: no job is between two */
+    uint64_t step_began;
     bool calls, ending; /* the thread was started; it is to end when it has run all */
     struct trainer_call *first, **last;
 };
 
-void trainer_init(struct trainer_thread *, struct setup *, struct scheduler_gate *);
+/* ranks: see the struct. */
+void trainer_init(struct trainer_thread *, struct setup *, struct scheduler_gate *, struct comm *ranks,
+                  void (*wake)(void *), void *arg);
+/* The ranks that would train the job; NULL: this process alone. */
+struct comm *trainer_ranks(const struct trainer_thread *, const struct train_job *);
 /* See engine_train_start, engine_train_command: any thread. */
 int trainer_start(struct trainer_thread *, const struct train_job *, train_event_fn *, void *arg, struct err *e);
 void trainer_command(struct trainer_thread *, enum train_command);

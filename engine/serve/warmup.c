@@ -1,6 +1,7 @@
 #include "engine/serve/warmup.h"
 
 #include "engine/base/clock.h"
+#include "engine/model/shard.h"
 
 static int device_failed(struct dev *d, struct err *e)
 {
@@ -21,7 +22,8 @@ int warmup_device(struct step_batch *b, struct setup *s, struct err *e)
     if (d->ops->finish(d)) return device_failed(d, e); /* waits for the uploads of weights and KV cache */
     if (d->ops->replay && embedder_generates(m->embedder)) {
         b->pad_page = m->pages;
-        if (s->record_steps && d->ops->replay_ms > 0) warmup_steps(b, &s->model, d->ops->replay_ms);
+        if (s->record_steps && d->ops->replay_ms > 0 && shard_may_replay(s->model.shard))
+            warmup_steps(b, &s->model, d->ops->replay_ms);
     }
     if (d->ops->lost && d->ops->lost(d)) return device_failed(d, e);
     if (d->ops->hold) d->ops->hold(d);

@@ -29,6 +29,24 @@ static size_t put_rewards(struct tfevents_scalar *v, char (*tag)[TAG], const cha
     return (size_t)n;
 }
 
+enum { OF_RANKS = 4 };
+
+/* So far, of the first rank. */
+static size_t put_ranks(struct tfevents_scalar v[OF_RANKS], const struct train_event *ev)
+{
+    double seconds = 0, calls = 0;
+    for (int i = 0; i < TRAIN_COLLECTIVES; i++) {
+        seconds += ev->usage.collective[i].seconds;
+        calls += (double)ev->usage.collective[i].calls;
+    }
+    double bytes = (double)ev->usage.sent_bytes;
+    v[0] = (struct tfevents_scalar){"ranks/sent_bytes", bytes};
+    v[1] = (struct tfevents_scalar){"ranks/calls", calls};
+    v[2] = (struct tfevents_scalar){"ranks/seconds", seconds};
+    v[3] = (struct tfevents_scalar){"ranks/bytes_per_second", seconds > 0 ? bytes / seconds : 0};
+    return OF_RANKS;
+}
+
 static int add_step(struct tfevents *f, const struct train_event *ev, struct err *e)
 {
     const struct tfevents_scalar one[] = {
@@ -44,6 +62,7 @@ static int add_step(struct tfevents *f, const struct train_event *ev, struct err
         {"time/backward", ev->part[TRAIN_BACKWARD]},
         {"time/optimizer", ev->part[TRAIN_OPTIMIZER]},
         {"time/wait", ev->part[TRAIN_WAIT]},
+        {"time/ranks", ev->part[TRAIN_RANKS]},
         {"time/other", ev->part[TRAIN_OTHER]},
         {"utilization/host", ev->host_use},
         {"utilization/device", ev->device_use},
@@ -51,11 +70,12 @@ static int add_step(struct tfevents *f, const struct train_event *ev, struct err
         {"memory/device_peak_bytes", (double)ev->usage.device_peak}, /* last: 0 without such a device */
     };
     size_t n = sizeof one / sizeof *one, groups = train_board_wants_groups(ev) ? ev->n_group_norms : 0;
-    struct tfevents_scalar *v = mem_array(n + TRAIN_REWARDS + groups, sizeof *v);
+    struct tfevents_scalar *v = mem_array(n + TRAIN_REWARDS + OF_RANKS + groups, sizeof *v);
     char(*tag)[TAG] = mem_array(groups + TRAIN_REWARDS, sizeof *tag);
     memcpy(v, one, sizeof one);
     if (!ev->usage.device_peak) n--;
     n += put_rewards(v + n, tag + groups, "train", ev);
+    if (ev->usage.ranks > 1) n += put_ranks(v + n, ev);
     for (size_t i = 0; i < groups; i++) {
         snprintf(tag[i], sizeof tag[i], "grad_norm/%s", ev->group_norm[i].name);
         v[n++] = (struct tfevents_scalar){tag[i], ev->group_norm[i].norm};

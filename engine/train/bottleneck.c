@@ -68,6 +68,17 @@ static double wait_share(const struct train_facts *f)
     return share_of(f, TRAIN_WAIT);
 }
 
+/* The rank that waits least waits for the link alone; what the first one takes longer it waits for slower ranks. */
+static double link_share(const struct train_facts *f)
+{
+    return fmin(f->usage.link_seconds / f->usage.seconds, share_of(f, TRAIN_RANKS));
+}
+
+static double ranks_share(const struct train_facts *f)
+{
+    return share_of(f, TRAIN_RANKS) - link_share(f);
+}
+
 static double other_share(const struct train_facts *f)
 {
     return share_of(f, TRAIN_OTHER);
@@ -187,6 +198,13 @@ static const struct rule {
      "raise micro_tokens or set it to auto, and leave packing on", all_of},
     {"waiting for serving", wait_share, 0.25, "training stands still for", "of a step, while serving has the device",
      "raise --train-slowdown or --train-itl-budget-ms of tandem serve, or train when fewer requests come", all_of},
+    {"link between ranks", link_share, 0.20, "it is bound by the link between ranks, which takes", "of a step",
+     "raise batch_tokens: a step sends as many bytes for more tokens; with zero 2 or 3 set grad_slots to the number of "
+     "ranks, "
+     "or zero to 1; or use a faster link, or fewer ranks",
+     half_of},
+    {"ranks", ranks_share, 0.20, "the first rank waits for slower ones for", "of a step",
+     "give each rank as many cores (--bind-to none, --map-by slot:PE=N of mpirun), or start fewer ranks", all_of},
     {"recomputation", recompute_share, 0.10, "activations are recomputed, about",
      "of a step, though memory would hold them", "set recompute to off", all_of},
     {"activations over budget", spilled_share, 0.10, "activations are recomputed, about",
@@ -216,6 +234,7 @@ int train_advise(const struct train_facts *f, struct train_advice out[TRAIN_ADVI
 {
     int n = 0;
     if (f->usage.steps < TRAIN_STEPS_LEAST || !(f->usage.seconds > 0)) return 0;
+    if (f->plan.texts) return 0; /* most of such a step is sampling, which the rules know nothing of */
     for (int i = 0; i < N_RULES; i++) {
         double figure = rules[i].figure(f);
         if (!(figure > rules[i].above)) continue;

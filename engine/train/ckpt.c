@@ -6,6 +6,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -124,6 +125,36 @@ void ckpt_delete_after(const char *dir, int64_t step)
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
 
+static int stretches(int fd, const char *path, const struct ckpt_part *p, uint32_t *sum, struct err *e)
+{
+    int rc = 0;
+    char *some = mem_try_alloc(CKPT_STRETCH);
+    if (!some) return err_set(e, ERR_NOMEM, "no memory to write %s", path);
+    for (size_t at = 0, n; at < p->bytes && !rc; at += n) {
+        n = p->bytes - at < CKPT_STRETCH ? p->bytes - at : CKPT_STRETCH;
+        rc = p->remote.get(p->remote.arg, at, n, some, e);
+        if (!rc && file_write_all(fd, some, n)) rc = err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
+        *sum = crc32c(*sum, some, n);
+    }
+    free(some);
+    return rc;
+}
+
+static int write_part(const char *path, const struct ckpt_part *p, uint32_t *sum, struct err *e)
+{
+    *sum = 0;
+    if (p->data || !p->bytes) {
+        *sum = crc32c(0, p->data, p->bytes);
+        return file_write_sync(path, p->data, p->bytes, e);
+    }
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd < 0) return err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
+    int rc = stretches(fd, path, p, sum, e);
+    if (!rc && fsync(fd)) rc = err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
+    if (close(fd) && !rc) rc = err_set(e, ERR_IO, "%s: %s", path, strerror(errno));
+    return rc;
+}
+
 static int write_all(const char *tmp, uint64_t job, int64_t step, const struct ckpt_part *part, int n, struct err *e)
 {
     struct buf m = {0};
@@ -131,9 +162,9 @@ static int write_all(const char *tmp, uint64_t job, int64_t step, const struct c
     buf_printf(&m, "tandem checkpoint 2\njob %016" PRIx64 "\nstep %" PRId64 "\n", job, step);
     for (int i = 0; i < n && !rc; i++) {
         char *path = part_path(tmp, part[i].name);
-        rc = file_write_sync(path, part[i].data, part[i].bytes, e);
-        buf_printf(&m, "part %s %zu %08" PRIx32 "\n", part[i].name, part[i].bytes,
-                   crc32c(0, part[i].data, part[i].bytes));
+        uint32_t sum;
+        rc = write_part(path, &part[i], &sum, e);
+        buf_printf(&m, "part %s %zu %08" PRIx32 "\n", part[i].name, part[i].bytes, sum);
         free(path);
     }
     buf_printf(&m, "end %08" PRIx32 "\n", crc32c(0, m.data, m.len));
@@ -206,6 +237,30 @@ static const char *check_manifest(char *text, size_t size, uint64_t job, int64_t
     return strncmp(at, "end ", 4) ? (*other = true, "it has other arrays") : NULL;
 }
 
+/* Reads it stretch by stretch, and keeps none of it in memory. */
+static uint32_t sum_of(const struct file_map *m)
+{
+    uint32_t sum = 0;
+    for (size_t at = 0, n; at < m->size; at += n) {
+        n = m->size - at < CKPT_STRETCH ? m->size - at : CKPT_STRETCH;
+        sum = crc32c(sum, m->data + at, n);
+        file_forget(m, at, n);
+    }
+    return sum;
+}
+
+static int put(const struct file_map *m, const struct ckpt_part *p, struct err *e)
+{
+    int rc = 0;
+    if (p->data && p->bytes) memcpy(p->data, m->data, p->bytes);
+    for (size_t at = 0, n; at < p->bytes && !p->data && !rc; at += n) {
+        n = p->bytes - at < CKPT_STRETCH ? p->bytes - at : CKPT_STRETCH;
+        rc = p->remote.put(p->remote.arg, at, n, m->data + at, e);
+        file_forget(m, at, n);
+    }
+    return rc;
+}
+
 /* Reads one checkpoint into the parts.  @return what is wrong with it, or NULL. */
 static const char *read_step(const char *path, uint64_t job, int64_t step, const struct ckpt_part *part, int n,
                              bool *other, struct err *io)
@@ -224,11 +279,10 @@ static const char *read_step(const char *path, uint64_t job, int64_t step, const
         rc = file_map(&map[i], file, &e);
         if (rc || map[i].size != part[i].bytes) wrong = "a file of it is missing or cut short";
         if (rc && rc != ERR_NOT_FOUND) *io = e;
-        if (!wrong && crc32c(0, map[i].data, map[i].size) != sum[i]) wrong = "a file of it is damaged";
+        if (!wrong && sum_of(&map[i]) != sum[i]) wrong = "a file of it is damaged";
         free(file);
     }
-    for (int i = 0; i < n && !wrong; i++)
-        if (part[i].bytes) memcpy(part[i].data, map[i].data, part[i].bytes);
+    for (int i = 0; i < n && !wrong && !io->code; i++) put(&map[i], &part[i], io);
     for (int i = 0; i < n; i++) file_unmap(&map[i]);
     free(map);
     free(sum);

@@ -15,10 +15,19 @@
 
 enum { CKPT_KEEP = 2, CKPT_NAME_MAX = 32 };
 
+/* A part that is not in one place.  Both are called for stretches of at most CKPT_STRETCH bytes, in their order. */
+enum { CKPT_STRETCH = 1 << 22 };
+struct ckpt_remote {
+    int (*get)(void *arg, size_t at, size_t n, void *out, struct err *);
+    int (*put)(void *arg, size_t at, size_t n, const void *, struct err *);
+    void *arg;
+};
+
 struct ckpt_part {
     const char *name; /* a file name without suffix */
-    void *data;       /* host; read by ckpt_write, written by ckpt_read */
+    void *data;       /* host; read by ckpt_write, written by ckpt_read; NULL: remote */
     size_t bytes;
+    struct ckpt_remote remote;
 };
 
 /* Creates dir and its parents.  Keeps the previous checkpoint and that of step `keep` (-1: none).  @return 0 when the

@@ -10,6 +10,13 @@
 
 enum { PEAKS_NS = 1000000000 }; /* reading the host's takes longer than a short step should */
 
+const struct train_rewards train_no_rewards = {NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN};
+
+bool train_event_is_last(enum train_event_kind k)
+{
+    return k == TRAIN_PAUSED || k == TRAIN_CANCELLED || k == TRAIN_LOST || k == TRAIN_FAILED || k == TRAIN_SUCCEEDED;
+}
+
 struct train_event train_event_of(const struct train *t, enum train_event_kind kind)
 {
     const struct train_state *s = &t->st;
@@ -22,7 +29,7 @@ struct train_event train_event_of(const struct train *t, enum train_event_kind k
         .steps = total,
         .epoch = epoch + in_epoch,
         .loss = NAN,
-        .rewards = {NAN, NAN, NAN, NAN, NAN},
+        .rewards = train_no_rewards,
         .accuracy = NAN,
         .grad_norm = NAN,
         .tokens = s->tokens,
@@ -37,12 +44,13 @@ struct train_event train_event_of(const struct train *t, enum train_event_kind k
         .evals_since_best = s->worse,
         .plan = &t->plan,
         .usage = t->usage,
+        .rank_memory = t->rank_memory,
     };
 }
 
 const char *train_part_name(enum train_part p)
 {
-    static const char *const names[] = {"data", "forward", "backward", "optimizer", "wait", "other"};
+    static const char *const names[] = {"data", "forward", "backward", "optimizer", "wait", "ranks", "other"};
     return names[p];
 }
 
@@ -52,23 +60,39 @@ int train_rewards_list(const struct train_rewards *r, struct train_reward out[TR
                                                     {"rewards/rejected", r->rejected},
                                                     {"rewards/accuracies", r->accuracies},
                                                     {"rewards/margins", r->margins},
-                                                    {"kl", r->kl}};
+                                                    {"kl", r->kl},
+                                                    {"reward", r->reward},
+                                                    {"reward_std", r->reward_std},
+                                                    {"frac_reward_zero_std", r->zero_std},
+                                                    {"completions/mean_length", r->length},
+                                                    {"completions/clipped_ratio", r->truncated},
+                                                    {"clip_ratio", r->clipped}};
     int n = 0;
     for (int i = 0; i < TRAIN_REWARDS; i++)
         if (!isnan(all[i].v)) out[n++] = all[i];
     return n;
 }
 
-void train_note_peaks(struct train *t, bool now)
+size_t train_memory_used(const struct train *t)
 {
     struct dev_memory m;
+    if (dev_host_memory(t->d) || !t->d->ops->memory) return memory_private();
+    t->d->ops->memory(t->d, &m);
+    return m.used;
+}
+
+void train_note_peaks(struct train *t, bool now)
+{
     uint64_t at = clock_now();
+    size_t used = 0;
     if (!dev_host_memory(t->d) && t->d->ops->memory) {
-        t->d->ops->memory(t->d, &m);
-        if (m.used > t->usage.device_peak) t->usage.device_peak = m.used;
+        used = train_memory_used(t);
+        if (used > t->usage.device_peak) t->usage.device_peak = used;
     }
     if (!now && t->usage.host_peak && at - t->peaks_at < PEAKS_NS) return;
     t->usage.host_peak = memory_peak();
+    if (!used) used = train_memory_used(t);
+    if (used > t->before + t->memory.taken) t->memory.taken = used - t->before;
     t->peaks_at = at;
 }
 

@@ -49,7 +49,7 @@ static int reopen(struct train *t, int tokens, struct err *e)
 
 bool train_fit_less(struct train *t, struct err *e)
 {
-    while (e->code == ERR_NOMEM && t->tm.max_tokens > t->unit) {
+    while (e->code == ERR_NOMEM && t->tm.max_tokens > t->unit && !t->o.s.grads) { /* else: check_slots of plan.c */
         struct err why = *e;
         int tokens = train_fit_half(t, t->tm.max_tokens);
         e->code = 0;

@@ -1,12 +1,15 @@
 #include "engine/train/full.h"
 
 #include "engine/base/check.h"
+#include "engine/base/crc32c.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
 #include "engine/model/files.h"
 #include "engine/model/safetensors.h"
 #include "engine/model/tensors.h"
 #include "engine/model/weights_read.h"
+#include "engine/train/exchange.h"
+#include "engine/train/full_layers.h"
 #include "engine/train/op_chunks.h"
 #include "kernels/rng.h"
 
@@ -135,7 +138,10 @@ static void add_stack(struct train_full *f, int i, enum train_optimizer optimize
     tensors_stack(&f->tensors, i, &s);
     tensors_stack(&f->written, i, &written);
     if (!s.n) return; /* a layer without experts, or with experts alone */
+    bool table;
+    stack_grad(f, i, &table);
     group_stack(f, i, o);
+    optim_read_in_place(o, table);
     size_t n = (size_t)s.rows * (size_t)s.cols, at = muon ? optim_add_muon(o, n) : optim_add(o, n, true);
     f->stack_at[i] = at;
     for (int k = 0; k < s.n; at += (size_t)s.part[k].rows * (size_t)s.cols, k++) {
@@ -145,7 +151,7 @@ static void add_stack(struct train_full *f, int i, enum train_optimizer optimize
         m->transposed = s.part[k].transposed;
         m->by_head = s.part[k].by_head;
         m->residual = s.part[k].residual;
-        if (muon) muon_add(&o->muon, at, m->rows, m->cols);
+        if (muon) optim_add_matrix(o, at, m->rows, m->cols);
     }
 }
 
@@ -155,6 +161,7 @@ int train_full_open(struct train_full *f, const struct model *base, const struct
     const struct model_config *c = &base->c;
     if (!base->w.embed.p) return err_set(e, ERR_UNSUPPORTED, "method full wants a base of floats");
     *f = (struct train_full){.base = base, .tensors = tensors_of(c, base->w.file)};
+    f->type = p->f32 ? DT_F32 : base->w.type;
     f->written = f->tensors;
     f->written.table = c->family->tensors;
     int stacks = tensors_stacks(c), vectors = tensors_vectors(&f->tensors, NULL);
@@ -168,6 +175,8 @@ int train_full_open(struct train_full *f, const struct model *base, const struct
     f->vector_at = mem_array((size_t)vectors, sizeof *f->vector_at);
     for (int i = 0; i < stacks; i++) add_stack(f, i, p->optimizer, o);
     f->n_stacks = stacks;
+    full_layers_share(f);
+    optim_read_in_place(o, true);
     f->n_vectors = tensors_vectors(&f->tensors, f->vector);
     for (int i = 0; i < vectors; i++) { /* parts of one array are contiguous */
         const struct vector_slot *v = &f->vector[i];
@@ -197,16 +206,16 @@ int train_full_open(struct train_full *f, const struct model *base, const struct
     return 0;
 }
 
-size_t train_full_bytes(const struct train_full *f)
+size_t train_full_bytes(const struct train_full *f, const struct optim *o)
 {
     size_t bytes = (f->n_ones + f->n_applied) * sizeof(float);
     for (int i = 0; i < f->n_stacks; i++) {
         struct stack s;
         tensors_stack(&f->tensors, i, &s);
         bool packed = s.gemm >= 0 || tensors_expert_stack(&f->base->c, i).layer >= 0; /* else a table */
-        if (packed) bytes += (size_t)s.rows * (size_t)s.cols * 4;
+        if (packed && full_layers_root(f, o, i)) bytes += dtype_bytes(f->type, (size_t)s.rows * (size_t)s.cols);
     }
-    return bytes;
+    return bytes + full_layers_bytes(f, o);
 }
 
 /* ---- initial values ---------------------------------------------------------------------------------------------- */
@@ -252,9 +261,20 @@ static int init_file(const struct master *m, const struct tensor_source *file, f
     return 0;
 }
 
+/* The checksum continues with zeros up to float `at`, from the one after the last that it has. */
+static void skip_padding(struct train_full *f, size_t *done, size_t at)
+{
+    static const float zeros[256];
+    for (size_t n; *done < at; *done += n) {
+        n = at - *done < sizeof zeros / sizeof *zeros ? at - *done : sizeof zeros / sizeof *zeros;
+        f->crc = crc32c(f->crc, zeros, n * sizeof *zeros);
+    }
+}
+
 static int first_values(struct train_full *f, const struct train_params *p, struct optim *o, struct err *e)
 {
     int rc = 0;
+    size_t done = 0;
     for (int i = 0; i < f->n_masters && !rc; i++) {
         const struct master *m = &f->master[i];
         size_t n = (size_t)m->rows * (size_t)m->cols;
@@ -266,9 +286,13 @@ static int first_values(struct train_full *f, const struct train_params *p, stru
         else
             rc = init_file(m, f->base->w.file, host, e);
         scheduler_gate_pass(o->gate);
-        if (!rc) chunked_upload((struct op_chunks){o->d, o->gate, NULL}, o->p + m->at, host, n);
+        skip_padding(f, &done, m->at);
+        f->crc = crc32c(f->crc, host, n * sizeof *host);
+        done = m->at + n;
+        if (!rc) exchange_set(o, m->at, host, n);
         free(host);
     }
+    skip_padding(f, &done, o->n);
     return rc;
 }
 
@@ -302,6 +326,18 @@ static struct weight *pack(struct dev *d, const struct stack *s, enum dtype t)
     return w;
 }
 
+void train_full_pack(struct optim *o, const struct stack *s, struct weight *w, const float *from)
+{
+    const double CHUNK = 1 << 20; /* values per pass of the gate */
+    struct halves h;
+    int n = parts_of(s, from, DT_F32, &h), chunks = (int)((double)s->rows * s->cols / CHUNK) + 1;
+    for (int k = 0; k < chunks; k++) {
+        scheduler_gate_pass(o->gate);
+        scheduler_gate_cost(o->gate, WORK_STATE, 2.0 * s->rows * s->cols / chunks);
+        o->d->ops->weight_update(o->d, w, h.src, n, k, chunks);
+    }
+}
+
 /* Memory for 1 + w of the vectors that are stored as w and applied as 1 + w. */
 static int reserve_applied(struct train_full *f, struct optim *o, struct err *e)
 {
@@ -319,23 +355,27 @@ static int reserve_applied(struct train_full *f, struct optim *o, struct err *e)
 
 int train_full_bind(struct train_full *f, const struct train_params *p, struct optim *o, struct err *e)
 {
-    enum dtype t = p->f32 ? DT_F32 : f->base->w.type;
     f->d = o->d;
+    f->o = o;
     int rc = first_values(f, p, o, e);
     if (!rc) rc = reserve_applied(f, o, e);
+    if (!rc) rc = full_layers_reserve(f, e);
     for (int i = 0; i < f->n_stacks && !rc; i++) {
         struct stack s;
         bool table;
         struct weight **w = weights_stack_field(&f->w, &f->base->c, i);
         tensors_stack(&f->tensors, i, &s);
         if (!s.n) continue;
-        *stack_grad(f, i, &table) = o->g + f->stack_at[i];
-        if (table) f->g.embed = o->g + f->stack_at[i];
+        *stack_grad(f, i, &table) = optim_grad(o, f->stack_at[i]);
+        if (table) f->g.embed = optim_grad(o, f->stack_at[i]);
         scheduler_gate_pass(o->gate);
-        if (w && !(*w = pack(o->d, &s, t))) rc = err_set(e, ERR_NOMEM, "no memory for packed weights");
+        if (w && !full_layers_root(f, o, i))
+            *w = *weights_stack_field(&f->w, &f->base->c, f->root[i]);
+        else if (w && !(*w = pack(o->d, &s, f->type)))
+            rc = err_set(e, ERR_NOMEM, "no memory for packed weights");
     }
     for (int i = 0; i < f->n_vectors; i++)
-        if (!f->vector[i].at) *vector_grad(f, &f->vector[i]) = o->g + f->vector_at[i];
+        if (!f->vector[i].at) *vector_grad(f, &f->vector[i]) = optim_grad(o, f->vector_at[i]);
     if (!rc) train_full_use(f, o, o->p);
     return rc;
 }
@@ -354,7 +394,7 @@ static void use_vectors(struct train_full *f, struct optim *o, float *values)
     float *applied = f->applied;
     for (int i = 0; i < f->n_vectors; i++) {
         const struct vector_slot *v = &f->vector[i];
-        float *at = values + f->vector_at[i];
+        float *at = optim_value(o, values, f->vector_at[i]);
         if (v->at) continue;
         if (v->table) {
             f->w.pos = mat_f32(at, v->rows, v->cols);
@@ -368,28 +408,33 @@ static void use_vectors(struct train_full *f, struct optim *o, float *values)
     }
 }
 
+/* The units from *next on that begin below `end`, but those that are gathered by layer. */
+static void gather_units(struct optim *o, const float *values, size_t *next, size_t end)
+{
+    for (; o->s.divided && *next < o->s.n_units && o->s.unit[*next].from < end; ++*next)
+        if (!shards_by_layer(&o->s, &o->s.unit[*next])) exchange_gather(o, &o->s.unit[*next], values);
+}
+
 void train_full_use(struct train_full *f, struct optim *o, float *values)
 {
-    const double CHUNK = 1 << 20; /* values per pass of the gate */
-    use_vectors(f, o, values);
+    size_t next = 0;
+    if (o->s.values) layer_gather_forget(&f->gather);
+    f->values = values;
     for (int i = 0; i < f->n_stacks; i++) {
         struct stack s;
-        struct halves h;
         bool table;
         struct weight **w = weights_stack_field(&f->w, &f->base->c, i);
         tensors_stack(&f->tensors, i, &s);
-        if (!s.n) continue;
+        if (!s.n || (o->s.values && full_layers_of(f, i) >= 0)) continue;
+        size_t at = f->stack_at[i];
+        gather_units(o, values, &next, at + (size_t)s.rows * (size_t)s.cols);
         stack_grad(f, i, &table);
-        if (table) f->w.embed = mat_f32(values + f->stack_at[i], s.rows, s.cols);
+        if (table) f->w.embed = mat_f32(optim_value(o, values, at), s.rows, s.cols);
         if (!w) continue;
-        int n = parts_of(&s, values + f->stack_at[i], DT_F32, &h);
-        int chunks = (int)((double)s.rows * s.cols / CHUNK) + 1;
-        for (int k = 0; k < chunks; k++) {
-            scheduler_gate_pass(o->gate);
-            scheduler_gate_cost(o->gate, WORK_STATE, 2.0 * s.rows * s.cols / chunks);
-            o->d->ops->weight_update(o->d, *w, h.src, n, k, chunks);
-        }
+        train_full_pack(o, &s, *w, table || !o->s.divided ? optim_value(o, values, at) : optim_grad(o, at));
     }
+    gather_units(o, values, &next, o->n);
+    use_vectors(f, o, values);
 }
 
 /* ---- the result -------------------------------------------------------------------------------------------------- */
@@ -413,14 +458,14 @@ static int to_name(const void *name, const void *master)
     return strcmp(name, (*(const struct master *const *)master)->name);
 }
 
-/* One tensor's values from p in the file's layout and type; the caller frees. */
+/* One tensor's values p (NULL: none) in the file's layout and type; the caller frees. */
 static void *as_stored(const struct master *m, const float *p, enum dtype t)
 {
     size_t n = (size_t)m->rows * (size_t)m->cols;
-    char *out = mem_try_alloc(dtype_bytes(t, n));
+    char *out = p ? mem_try_alloc(dtype_bytes(t, n)) : NULL;
     for (size_t i = 0; out && i < n; i++) {
         size_t to = file_index(m, i);
-        float v = p[m->at + i];
+        float v = p[i];
         uint16_t h = t == DT_BF16 ? f32_to_bf16(v) : f32_to_f16(v);
         if (t == DT_F32)
             memcpy(out + 4 * to, &v, 4);
@@ -431,21 +476,27 @@ static void *as_stored(const struct master *m, const float *p, enum dtype t)
 }
 
 /* m: NULL for buffers, which are not parameters. */
-static int add_tensor(const struct master *m, struct st_writer *w, const struct tensor *t, const float *p,
-                      struct err *e)
+static int add_tensor(const struct master *m, struct st_writer *w, const struct tensor *t, train_values_fn *read,
+                      void *arg, struct err *e)
 {
     if (!m) return st_writer_add(w, t, 1, e);
     struct tensor own = *t;
+    size_t n = (size_t)m->rows * (size_t)m->cols;
+    float *p = mem_try_alloc(n * sizeof *p);
     own.name = (char *)m->written;
-    void *data = as_stored(m, p, tensor_float_type(t->type));
+    int rc = p ? read(arg, m->at, n, p, e) : 0;
+    void *data = rc ? NULL : as_stored(m, p, tensor_float_type(t->type));
+    free(p);
+    if (rc) return rc;
     if (!data) return err_set(e, ERR_NOMEM, "no memory for tensor %s", t->name);
     own.data = data;
-    int rc = st_writer_add(w, &own, 1, e);
+    rc = st_writer_add(w, &own, 1, e);
     free(data);
     return rc;
 }
 
-int train_full_write(struct train_full *f, const float *p, const char *model_dir, const char *dir, struct err *e)
+int train_full_write(struct train_full *f, train_values_fn *read, void *arg, const char *model_dir, const char *dir,
+                     struct err *e)
 {
     const struct tensor_source *file = f->base->w.file;
     size_t n = tensor_source_count(file), names = 0;
@@ -463,7 +514,7 @@ int train_full_write(struct train_full *f, const float *p, const char *model_dir
     for (size_t i = 0; i < n && !rc; i++) {
         const struct tensor *t = tensor_source_at(file, i);
         const struct master **m = bsearch(t->name, list, (size_t)f->n_masters, sizeof *list, to_name);
-        rc = add_tensor(m ? *m : NULL, w, t, p, e);
+        rc = add_tensor(m ? *m : NULL, w, t, read, arg, e);
     }
     free(list);
     if (!rc) return st_writer_finish(w, e);
@@ -471,14 +522,22 @@ int train_full_write(struct train_full *f, const float *p, const char *model_dir
     return rc;
 }
 
+int train_full_host_values(void *p, size_t at, size_t n, float *out, struct err *e)
+{
+    (void)e;
+    memcpy(out, (const float *)p + at, n * sizeof *out);
+    return 0;
+}
+
 void train_full_close(struct train_full *f)
 {
     struct dev *d = f->d; /* NULL: never opened */
     for (int i = 0; d && i < f->n_stacks; i++) {
         struct weight **w = weights_stack_field(&f->w, &f->base->c, i);
-        if (w && *w) d->ops->weight_free(d, *w);
+        if (w && *w && full_layers_root(f, f->o, i)) d->ops->weight_free(d, *w);
     }
     close_experts(f);
+    full_layers_close(f);
     if (d && f->ones) d->ops->free(d, f->ones);
     if (d && f->applied) d->ops->free(d, f->applied);
     free(f->w.layer);

@@ -214,6 +214,7 @@ bool train_locate(struct train *t, int64_t step, struct buf *out)
     optim_zero_grad(&t->o);
     t->tm.watch = &f.watch;
     for (; f.micro < b.n_micro && !stopped; f.micro++) {
+        train_any_runs(t, true);
         micro_fill(&t->micro, &t->rows, &b, f.micro, f.micro + 1, tokens);
         train_model_run(&t->tm, &t->micro, true, scale);
         tokens += (uint64_t)t->micro.n_tokens;
@@ -221,6 +222,7 @@ bool train_locate(struct train *t, int64_t step, struct buf *out)
         if (f.found) break; /* its micro-batch is still in t->micro */
     }
     t->tm.watch = NULL;
+    while (train_any_runs(t, false)) train_skim(t, true);
     if (f.found)
         put_found(out, &f);
     else if (!stopped)

@@ -10,7 +10,6 @@
 enum {
     STREAM_DROPOUT = 11, /* random stream of the seed */
     BAD_IN_A_ROW = 3,    /* consecutive steps with a non-finite loss or gradient before falling back */
-    SAVE_SECONDS = 120,  /* between checkpoints when save_steps is 0 */
     GOOD_PARTS = 20,     /* parts of a job: by default a checkpoint is made at the end of each part... */
     GOOD_LEAST = 50,     /* ... of at least this many steps... */
     GOOD_MOST = 500,     /* ... and at most this many */
@@ -19,19 +18,19 @@ enum {
     NORM_LARGE = 100,    /* a gradient norm above this is worth a warning */
 };
 
-enum outcome { GO_ON, DONE, PAUSED, CANCELLED, FAILED };
-
+/* With several ranks, what they have agreed on. */
 static enum outcome asked(struct train *t)
 {
-    int c = atomic_load(&t->command);
+    int c = t->job.comm ? t->agreed : atomic_load(&t->command);
     return c == TRAIN_PAUSE ? PAUSED : c == TRAIN_CANCEL ? CANCELLED : GO_ON;
 }
 
-struct sums {
-    double loss; /* sum over all targets */
-    int64_t hits, targets, tokens, rows, micro_batches;
-    struct objective_sums preferences;
-};
+/* What a part of the job ended with that has an error, maybe for a command that it saw. */
+static enum outcome ended(const struct train *t, const struct err *e)
+{
+    if (e->code == ERR_LOST) return FAILED;
+    return t->seen == TRAIN_PAUSE ? PAUSED : t->seen == TRAIN_CANCEL ? CANCELLED : FAILED;
+}
 
 /* The objective of a step of `next`'s rows. */
 static int begin_objective(struct train *t, struct prefetch *next, int64_t step, struct err *e)
@@ -41,20 +40,24 @@ static int begin_objective(struct train *t, struct prefetch *next, int64_t step,
     return t->preferences && t->objective.singles ? train_reference_kl(t, eval, step, e) : 0;
 }
 
-/* Runs the micro-batches of a step; with back also computes the gradients of the mean loss over the step's targets. */
-static enum outcome run_step(struct train *t, struct prefetch *next, int64_t step, bool back, struct sums *sum,
-                             struct err *e)
+/* Runs the micro-batches of a slot of a step; with back also adds to the gradients of the mean loss over the step's
+ * targets. */
+static enum outcome run_slot(struct train *t, struct prefetch *next, int64_t step, int slot, bool back,
+                             struct step_sums *sum, bool *ran, struct err *e)
 {
     const struct prefetched *b;
     uint32_t unit = 0;
-    if (begin_objective(t, next, step, e)) return FAILED;
     do {
         enum outcome o = asked(t);
         if (o != GO_ON) return o;
-        b = prefetch_take(next, step, unit);
+        b = prefetch_take(next, step, (uint32_t)slot, unit);
         step_clock_read(t->tm.clock, TRAIN_DATA);
+        if (!b->n_units) break;
         t->objective.rows = b->n_rows;
         t->objective.chosen_tokens = b->chosen_tokens;
+        if (!back) train_any_runs(t, true);
+        *ran = true;
+        if (t->distills) train_teacher_run(t, &b->micro, next == t->next_eval);
         struct train_loss l = train_model_run(&t->tm, &b->micro, back, (float)(1 / (double)b->targets));
         step_clock_read(t->tm.clock, TRAIN_BACKWARD);
         if (train_device_failed(t, e)) return FAILED;
@@ -66,21 +69,60 @@ static enum outcome run_step(struct train *t, struct prefetch *next, int64_t ste
         sum->tokens += b->micro.n_tokens;
         unit = b->to;
     } while (unit < b->n_units);
-    sum->targets += b->targets;
-    sum->rows += b->n_rows;
+    if (slot == 0) {
+        sum->targets += b->targets;
+        sum->rows += b->n_rows;
+    }
     return GO_ON;
 }
 
-/* The same, with smaller micro-batches when memory is short. */
-static enum outcome fit_step(struct train *t, struct prefetch *next, int64_t step, bool back, struct sums *sum,
-                             struct err *e)
+/* At stage 2, after a layer's backward pass. */
+static void sum_layer(void *arg, int layer)
 {
-    struct sums before = *sum;
+    struct train *t = arg;
+    step_clock_read(t->tm.clock, TRAIN_BACKWARD);
+    grad_slots_layer(&t->slots, &t->o, layer);
+    step_clock_read(t->tm.clock, TRAIN_RANKS);
+}
+
+/* Runs this rank's slots of a step; sum: of each. */
+static enum outcome run_step(struct train *t, struct prefetch *next, int64_t step, bool back,
+                             struct step_sums sum[GRAD_SLOTS_MAX], struct err *e)
+{
+    bool together = back && t->o.s.grads; /* the ranks sum each slot: also one that has failed takes part */
+    bool gathered = t->o.s.values; /* and gather the weights of each pass: also one that has nothing to compute */
+    enum outcome o = begin_objective(t, next, step, e) ? FAILED : GO_ON;
+    t->tm.layer_done = together ? sum_layer : NULL;
+    t->tm.layer_arg = t;
+    for (int i = 0; i < t->slots.count && (o == GO_ON || together); i++) {
+        int slot = grad_slots_number(&t->slots, i);
+        bool ran = false;
+        if (o == GO_ON) o = run_slot(t, next, step, slot, back, &sum[slot], &ran, e);
+        if (gathered && back && !ran) train_skim(t, true);
+        if ((o != GO_ON && !together) || !back) continue;
+        grad_slots_end(&t->slots, &t->o);
+        if (together)
+            step_clock_read(t->tm.clock, TRAIN_RANKS);
+        else if (t->slots.count > 1)
+            step_clock_read(t->tm.clock, TRAIN_OPTIMIZER);
+    }
+    t->tm.layer_done = NULL;
+    while (!back && train_any_runs(t, false)) train_skim(t, false);
+    return o;
+}
+
+/* The same, with smaller micro-batches when memory is short. */
+static enum outcome fit_step(struct train *t, struct prefetch *next, int64_t step, bool back,
+                             struct step_sums sum[GRAD_SLOTS_MAX], struct err *e)
+{
+    struct step_sums before[GRAD_SLOTS_MAX];
     enum outcome o;
+    if (back && t->o.s.grads) return run_step(t, next, step, back, sum, e); /* of which there is no second try */
+    memcpy(before, sum, sizeof before);
     while ((o = run_step(t, next, step, back, sum, e)) == FAILED && train_fit_less(t, e)) {
-        *sum = before;
+        memcpy(sum, before, sizeof before);
         train_emit_warnings(t);
-        if (back) optim_zero_grad(&t->o);
+        if (back) grad_slots_begin(&t->slots, &t->o);
     }
     return o;
 }
@@ -88,6 +130,7 @@ static enum outcome fit_step(struct train *t, struct prefetch *next, int64_t ste
 /* Says where in the step before st.step the first value is that is not finite; "": unknown. */
 static const char *locate(struct train *t)
 {
+    if (t->samples || t->distills) return ""; /* its texts, or the teacher's tokens, are gone */
     int64_t step = t->st.step - 1;
     if (t->where_step == step) return t->where.data;
     buf_clear(&t->where);
@@ -112,9 +155,10 @@ static enum outcome go_back(struct train *t, struct err *e)
     }
     if (!t->ckpt_dir) return err_set(e, ERR_INVALID, "%d steps in a row without a finite loss", BAD_IN_A_ROW), FAILED;
     scheduler_gate_leave(t->gate); /* while the checkpoint is read */
-    if (train_load(t, was.good, e)) return FAILED;
+    bool first = train_ranks_first(t->job.comm);
+    if (train_share_state(t, first ? train_load(t, was.good, e) : 0, e)) return FAILED;
     if (t->saved < 0) return err_set(e, ERR_IO, "the checkpoint of step %lld is gone", (long long)was.good), FAILED;
-    ckpt_delete_after(t->ckpt_dir, t->saved);
+    if (first) ckpt_delete_after(t->ckpt_dir, t->saved);
     t->st.skipped = was.skipped;
     t->st.seconds = was.seconds;
     t->st.fallbacks = was.fallbacks + 1;
@@ -140,7 +184,7 @@ static const struct train_group_norm *largest_group(const struct train *t)
 static void look_at_norm(struct train *t, double norm)
 {
     const struct train_group_norm *g = largest_group(t);
-    bool zero = norm == 0 && t->st.step > 1;
+    bool zero = norm == 0 && t->st.step > 1 && !t->samples; /* where all texts of a prompt are as good */
     if ((!zero && norm <= NORM_LARGE) || t->norm_warnings >= NORM_WARNINGS) return;
     t->norm_warnings++;
     if (zero)
@@ -153,12 +197,26 @@ static void look_at_norm(struct train *t, double norm)
             norm, g->name, g->norm, NORM_LARGE);
 }
 
+static double seconds_since(uint64_t start)
+{
+    return (double)(clock_now() - start) * 1e-9;
+}
+
 static void update(struct train *t, double rate, double norm)
 {
     double limit = t->p.max_grad_norm, scale = 1;
     if (limit > 0) scale = fmin(1, limit / (norm + 1e-6)); /* as torch.nn.utils.clip_grad_norm_ */
     optim_step(&t->o, &t->p, rate, scale, ++t->st.updates);
-    if (!t->lora_method) train_full_use(&t->full, &t->o, t->o.p);
+    if (!t->o.comm) {
+        train_use(t, t->o.p);
+        return;
+    }
+    step_clock_read(&t->clock, TRAIN_OPTIMIZER);
+    double exchanging = train_gather_seconds(t);
+    uint64_t start = clock_now();
+    train_use(t, t->o.p);
+    double share = (train_gather_seconds(t) - exchanging) / fmax(seconds_since(start), 1e-9);
+    step_clock_divide(&t->clock, TRAIN_RANKS, fmin(share, 1), TRAIN_OPTIMIZER);
 }
 
 static const double WAITS_LITTLE = 0.02; /* of its steps' time */
@@ -171,7 +229,7 @@ static double speed_of_job(const struct train *t)
 }
 
 /* The step is done: its time and its work. */
-static double count_step(struct train *t, const struct sums *sum)
+static double count_step(struct train *t, const struct step_sums *sum)
 {
     struct train_usage *u = &t->usage;
     double took = step_clock_end(&t->clock);
@@ -182,6 +240,7 @@ static double count_step(struct train *t, const struct sums *sum)
     u->rows += sum->rows;
     u->tokens += sum->tokens;
     u->cpu_seconds += (double)t->clock.cpu * 1e-9;
+    train_note_ranks(t);
     double computing = t->clock.part[TRAIN_FORWARD] + t->clock.part[TRAIN_BACKWARD];
     if (computing > 0) speed_add(&t->speed, (double)sum->tokens / computing);
     u->speed_ratio = speed_of_job(t);
@@ -189,24 +248,65 @@ static double count_step(struct train *t, const struct sums *sum)
     return took;
 }
 
-static enum outcome compute_step(struct train *t, struct sums *sum, struct err *e)
+/* Samples the step's texts and takes its optimizer steps, but the last one, whose gradient is left to the caller. */
+static enum outcome sampled_step(struct train *t, struct step_sums *sum, struct err *e)
 {
-    optim_zero_grad(&t->o);
+    int rc = rollout_sample(t, e);
+    if (!rc) scheduler_gate_pass(t->gate); /* what follows may be the norm of no text's gradient */
+    step_clock_read(&t->clock, TRAIN_WAIT);
+    for (int i = 0; i < t->p.iterations && !rc; i++) {
+        if (i) {
+            if (asked(t) == CANCELLED) return t->torn = true, CANCELLED;
+            double norm = optim_grad_norm(&t->o);
+            if (!isfinite(norm) || train_device_failed(t, e)) break;
+            update(t, optim_rate(&t->p, t->st.step, t->plan.steps) * t->st.rate_scale, norm);
+            optim_zero_grad(&t->o);
+            step_clock_read(&t->clock, TRAIN_OPTIMIZER);
+        }
+        sum->policy =
+            (struct rollout_sums){.computed = sum->policy.computed, .micro_batches = sum->policy.micro_batches};
+        rc = rollout_gradients(t, i == 0, &sum->policy, e);
+    }
+    sum->loss = sum->policy.loss;
+    sum->hits = sum->policy.hits;
+    sum->targets = sum->policy.tokens;
+    sum->tokens = sum->policy.computed;
+    sum->micro_batches = sum->policy.micro_batches;
+    sum->rows = t->rollout.task.n;
+    if (!rc) return e->code ? FAILED : GO_ON;
+    return ended(t, e);
+}
+
+static enum outcome compute_step(struct train *t, struct step_sums *sum, struct err *e)
+{
+    struct step_sums slot[GRAD_SLOTS_MAX] = {0};
+    grad_slots_begin(&t->slots, &t->o);
     step_clock_read(&t->clock, TRAIN_OPTIMIZER);
     t->tm.clock = &t->clock;
-    enum outcome o = fit_step(t, t->next, t->st.step, true, sum, e);
+    enum outcome o = t->samples ? sampled_step(t, sum, e) : fit_step(t, t->next, t->st.step, true, slot, e);
     t->tm.clock = NULL; /* evaluations are not part of steps */
+    o = train_gather_sums(t, o, slot, sum, e);
+    if (o == GO_ON) o = train_reduce_gradients(t, e);
+    if (t->job.comm) step_clock_read(&t->clock, TRAIN_RANKS);
     return o;
 }
 
-static double loss_of(const struct train *t, const struct sums *sum)
+static double loss_of(const struct train *t, const struct step_sums *sum)
 {
+    if (t->samples) return sum->loss;
     return t->preferences ? objective_loss(&sum->preferences) : sum->loss / (double)sum->targets;
+}
+
+/* Of the next token; of scores, of which text of a pair has the higher one. */
+static double accuracy_of(const struct train *t, const struct step_sums *sum)
+{
+    if (t->tm.score) return (double)sum->preferences.accurate / (double)sum->preferences.rows;
+    return sum->targets ? (double)sum->hits / (double)sum->targets : NAN;
 }
 
 static enum outcome train_step(struct train *t, struct err *e)
 {
-    struct sums sum = {0};
+    struct step_sums sum = {0};
     step_clock_start(&t->clock);
     t->tm.dropout_seed = rng_at(t->p.seed, (uint64_t)STREAM_DROPOUT << 48 | (uint64_t)t->st.step);
     enum outcome o = compute_step(t, &sum, e);
@@ -214,7 +314,10 @@ static enum outcome train_step(struct train *t, struct err *e)
     double norm = optim_grad_norm(&t->o), loss = loss_of(t, &sum);
     double rate = optim_rate(&t->p, t->st.step, t->plan.steps) * t->st.rate_scale;
     bool good = isfinite(loss) && isfinite(norm);
-    if (train_device_failed(t, e)) return FAILED;
+    int failed = train_device_failed(t, e) ? e->code : 0;
+    if (t->o.comm) scheduler_gate_leave(t->gate);
+    if (t->o.comm) failed = ranks_agree(t->o.comm, failed, e); /* the update exchanges values */
+    if (failed) return FAILED;
     if (good) update(t, rate, norm);
     step_clock_read(&t->clock, TRAIN_OPTIMIZER);
     if (train_device_failed(t, e)) return FAILED;
@@ -229,7 +332,8 @@ static enum outcome train_step(struct train *t, struct err *e)
     struct train_event ev = train_event_of(t, TRAIN_STEP);
     ev.loss = loss;
     if (t->preferences) ev.rewards = objective_rewards(&t->objective, &sum.preferences);
-    ev.accuracy = (double)sum.hits / (double)sum.targets;
+    if (t->samples) ev.rewards = rollout_rewards(t, &sum.policy);
+    ev.accuracy = accuracy_of(t, &sum);
     ev.grad_norm = norm;
     ev.group_norm = t->o.group;
     ev.n_group_norms = t->o.n_groups;
@@ -268,22 +372,37 @@ static bool eval_due(const struct train *t)
 
 static void keep_best(struct train *t)
 {
-    chunked_download(train_chunks(t), t->best, train_device_array(t, train_result_array(t)), t->o.n);
+    chunked_download(train_chunks(t), t->best, train_device_array(t, train_result_array(t)), t->o.s.own);
+}
+
+/* What others do meanwhile is no time of the evaluation's. */
+static void between_batches(struct train *t)
+{
+    uint64_t start = clock_now();
+    if (!t->job.between) return;
+    t->job.between(t->job.between_arg);
+    t->usage.eval_seconds -= seconds_since(start);
 }
 
 static enum outcome evaluate(struct train *t, struct err *e)
 {
-    struct sums sum = {0};
+    struct step_sums sum = {0}, slot[GRAD_SLOTS_MAX] = {0};
     float dropout = t->tm.dropout, residual = t->tm.residual_dropout;
     enum outcome o = GO_ON;
     t->tm.dropout = t->tm.residual_dropout = 0;
     if (t->o.avg) train_full_use(&t->full, &t->o, t->o.avg);
-    for (int64_t i = 0; i < t->eval.before[1] && o == GO_ON; i++) o = fit_step(t, t->next_eval, i, false, &sum, e);
+    for (int64_t i = 0; i < t->eval.before[1] && o == GO_ON; i++) {
+        if (i) between_batches(t);
+        o = fit_step(t, t->next_eval, i, false, slot, e);
+        o = train_agree(t, o, 0, e); /* each rank has the same batches */
+        if (t->job.comm && o == GO_ON) o = asked(t);
+    }
     t->tm.dropout = dropout;
     t->tm.residual_dropout = residual;
     if (t->o.avg) train_full_use(&t->full, &t->o, t->o.p);
+    if (o == GO_ON) o = train_gather_sums(t, o, slot, &sum, e);
     if (o != GO_ON) return o;
-    double loss = loss_of(t, &sum), accuracy = (double)sum.hits / (double)sum.targets;
+    double loss = loss_of(t, &sum), accuracy = accuracy_of(t, &sum);
     struct train_state *s = &t->st;
     bool best = isfinite(loss) && (s->best_step < 0 || loss < s->best_loss - t->p.min_improvement);
     s->evaluated = s->step;
@@ -318,12 +437,7 @@ static bool save_due(const struct train *t)
 {
     if (t->saved == t->st.step || !t->ckpt_dir) return false;
     if (t->saved < 0 || at_end(t)) return true;
-    return !t->st.bad && !t->p.save_steps && clock_now() - t->saved_at >= SAVE_SECONDS * 1000000000ull;
-}
-
-static double seconds_since(uint64_t start)
-{
-    return (double)(clock_now() - start) * 1e-9;
+    return !t->st.bad && !t->p.save_steps && (t->job.comm ? t->agreed_late : train_save_late(t));
 }
 
 static int save(struct train *t, struct err *e)
@@ -334,19 +448,28 @@ static int save(struct train *t, struct err *e)
     return rc;
 }
 
+/* What is due before a step. */
+static enum outcome between_steps(struct train *t, struct err *e)
+{
+    bool due = eval_due(t);
+    uint64_t start = clock_now();
+    enum outcome o = due ? evaluate(t, e) : GO_ON;
+    if (due) t->usage.eval_seconds += seconds_since(start);
+    bool good = o == GO_ON && good_due(t, due);
+    if (good) t->st.good = t->st.step;
+    if (o == GO_ON && (good || save_due(t)) && save(t, e)) return FAILED;
+    return o;
+}
+
 static enum outcome loop(struct train *t, struct err *e)
 {
-    for (;;) {
-        bool due = eval_due(t);
-        uint64_t start = clock_now();
-        enum outcome o = due ? evaluate(t, e) : GO_ON;
-        if (due) t->usage.eval_seconds += seconds_since(start);
-        bool good = o == GO_ON && good_due(t, due);
-        if (good) t->st.good = t->st.step;
-        if (o == GO_ON && (good || save_due(t)) && save(t, e)) return FAILED;
+    /* The ranks agree before what only those do together whose step is done. */
+    for (enum outcome o = GO_ON;; o = train_step(t, e), o = train_agree(t, o, t->clock.part[TRAIN_RANKS], e)) {
+        if (o == GO_ON) o = between_steps(t, e);
+        o = train_agree(t, o, 0, e);
         if (o == GO_ON && at_end(t)) return DONE;
+        if (o == GO_ON && t->job.between) t->job.between(t->job.between_arg);
         if (o == GO_ON) o = asked(t);
-        if (o == GO_ON) o = train_step(t, e);
         if (o != GO_ON) return o;
     }
 }
@@ -355,18 +478,32 @@ static void open_prefetch(struct train *t)
 {
     int tokens = t->tm.max_tokens, near = t->tm.c->near_len;
     bool several = train_fits_units(t);
+    if (t->samples) return;
     t->next = prefetch_open(&t->rows, tokens, near, several, true);
     if (t->eval.n) t->next_eval = prefetch_open(&t->eval, tokens, near, several, true);
+    uint32_t first = (uint32_t)t->slots.first, stride = (uint32_t)t->slots.stride;
+    uint32_t end = first + stride * (uint32_t)t->slots.count;
+    prefetch_slots(t->next, first, end, stride);
+    if (t->next_eval) prefetch_slots(t->next_eval, first, end, stride);
 }
 
 /* The reference's log-probabilities, when they are needed. */
 static enum outcome open_objective(struct train *t, struct err *e)
 {
+    if (t->samples) {
+        t->tm.weigh = rollout_weigh;
+        t->tm.weigh_arg = t;
+        if (t->p.temperature != 1)
+            train_warn(
+                t,
+                "temperature %g is that of sampling: ratio and loss are of the policy at temperature 1, which is "
+                "not exactly the one that is sampled from",
+                t->p.temperature);
+    }
     if (!t->preferences) return GO_ON;
     t->tm.weigh = objective_weigh;
     t->tm.weigh_arg = &t->objective;
-    if (!train_reference_open(t, e)) return GO_ON;
-    return asked(t) != GO_ON ? asked(t) : FAILED;
+    return train_reference_open(t, e) ? ended(t, e) : GO_ON;
 }
 
 void train_run(struct train *t, train_event_fn *fn, void *arg)
@@ -377,6 +514,9 @@ void train_run(struct train *t, train_event_fn *fn, void *arg)
     t->saved_at = clock_now();
     train_emit(t, TRAIN_PLAN, NULL);
     train_emit_warnings(t);
+    if (t->p.offload_optimizer && !t->plan.offload)
+        train_warn(t, "offload_optimizer changes nothing on the device %s, whose memory is the host's",
+                   t->d->ops->name);
     if (t->resumed) train_emit(t, TRAIN_RESUMED, NULL);
     enum outcome o = open_objective(t, &e);
     open_prefetch(t);
@@ -385,10 +525,12 @@ void train_run(struct train *t, train_event_fn *fn, void *arg)
     prefetch_close(t->next_eval);
     t->next = t->next_eval = NULL;
     train_emit_warnings(t);
-    if ((o == PAUSED || o == CANCELLED) && t->ckpt_dir && t->saved != t->st.step && save(t, &e)) o = FAILED;
+    if ((o == PAUSED || o == CANCELLED) && !t->torn && t->ckpt_dir && t->saved != t->st.step && save(t, &e)) o = FAILED;
+    o = train_agree(t, o, 0, &e); /* rank 0 alone knows whether that worked */
     scheduler_gate_leave(t->gate);
+    if (o == DONE || o == PAUSED) train_gather_memory(t);
     if (o == DONE && train_write_result(t, &e)) o = FAILED;
-    if (o == DONE && t->ckpt_dir) ckpt_prune(t->ckpt_dir, 1, -1);
+    if (o == DONE && t->ckpt_dir && train_ranks_first(t->job.comm)) ckpt_prune(t->ckpt_dir, 1, -1);
     train_emit(t,
                o == DONE                           ? TRAIN_SUCCEEDED
                : o == PAUSED                       ? TRAIN_PAUSED

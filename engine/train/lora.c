@@ -2,6 +2,7 @@
 
 #include "engine/base/mem.h"
 #include "engine/model/lora_weights.h"
+#include "engine/train/exchange.h"
 #include "kernels/rng.h"
 
 #include <math.h>
@@ -18,16 +19,45 @@ static size_t b_floats(const struct lora_module *m, const struct lora_pair *p)
     return (size_t)p->r * (size_t)m->n * (size_t)lora_copies(m);
 }
 
+static void normal(float *v, size_t n, uint64_t seed, double deviation)
+{
+    for (size_t i = 0; i < n; i++) {
+        double a = 1 - rng_uniform(seed, 2 * i), b = rng_uniform(seed, 2 * i + 1);
+        v[i] = (float)(deviation * sqrt(-2 * log(a)) * cos(2 * M_PI * b));
+    }
+}
+
 /* kaiming_uniform_(a = sqrt(5)) of torch: +-sqrt(6 / (1 + 5) / k).  Of the embedding table a is zero, and b normal. */
 static void init_pair(const struct lora_module *m, struct lora_pair *p, uint64_t seed)
 {
-    for (size_t i = 0; m->gemm == GEMM_EMBEDDING && i < b_floats(m, p); i++) {
-        double u = 1 - rng_uniform(seed, 2 * i), v = rng_uniform(seed, 2 * i + 1);
-        p->b[i] = (float)(sqrt(-2 * log(u)) * cos(2 * M_PI * v));
+    if (m->gemm == GEMM_EMBEDDING) {
+        normal(p->b, b_floats(m, p), seed, 1);
+        return;
     }
-    if (m->gemm == GEMM_EMBEDDING) return;
     double bound = 1 / sqrt(m->k);
     for (size_t i = 0; i < a_floats(m, p); i++) p->a[i] = (float)((2 * rng_uniform(seed, i) - 1) * bound);
+}
+
+enum { STREAM_SCORE = 31 }; /* random stream of the seed */
+
+/* The head of scores of method reward; other methods have no use for one. */
+static int add_score(struct train_lora *l, const struct train_params *t, struct optim *o, struct err *e)
+{
+    struct adapter *a = l->adapter;
+    size_t n = (size_t)l->c->hidden;
+    if (a->score && t->method != TRAIN_REWARD)
+        return err_set(e, ERR_INVALID, "from: the adapter gives scores, which only method reward trains");
+    if (t->method != TRAIN_REWARD) return 0;
+    if (a->targets & TARGET_HEAD)
+        return err_set(e, ERR_INVALID,
+                       "from: the adapter adapts the output head, which method reward replaces by a head of scores");
+    if (!a->score) {
+        a->score = mem_array(n, sizeof *a->score);
+        normal(a->score, n, rng_at(t->seed, (uint64_t)STREAM_SCORE << 48), 0.02);
+    }
+    optim_group(o, "score");
+    l->score = optim_add(o, n, true);
+    return 0;
 }
 
 static struct adapter *make(const struct model_config *c, const struct train_params *t, struct err *e)
@@ -96,7 +126,7 @@ int train_lora_open(struct train_lora *l, const struct model_config *c, const st
             "have no dropout");
     if (l->adapter->targets & TARGET_HEAD && t->lora_dropout > 0)
         return err_set(e, ERR_UNSUPPORTED, "lora_dropout must be 0 for an adapter of the output head");
-    if (o->trained) return 0;
+    if (o->trained) return add_score(l, t, o, e);
     return err_set(e, ERR_INVALID, "targets: a %s model has none of these modules", c->family->model_type);
 }
 
@@ -104,9 +134,9 @@ int train_lora_open(struct train_lora *l, const struct model_config *c, const st
 static void upload_a(struct optim *o, size_t at, const struct lora_module *m, const struct lora_pair *p)
 {
     if (m->gemm == GEMM_EMBEDDING)
-        lora_table_upload(o->d, o->p + at, m, p);
+        lora_table_upload(o->d, optim_value(o, o->p, at), m, p);
     else
-        o->d->ops->upload(o->d, o->p + at, p->a, a_floats(m, p) * sizeof *p->a);
+        o->d->ops->upload(o->d, optim_value(o, o->p, at), p->a, a_floats(m, p) * sizeof *p->a);
 }
 
 static void upload_b(struct optim *o, size_t at, const struct lora_module *m, const struct lora_pair *p)
@@ -114,7 +144,7 @@ static void upload_b(struct optim *o, size_t at, const struct lora_module *m, co
     size_t n = b_floats(m, p);
     float *b = m->by_head ? mem_array(n, sizeof *b) : NULL;
     if (b) lora_b_to_outputs(m, p->r, p->b, b);
-    o->d->ops->upload(o->d, o->p + at, b ? b : p->b, n * sizeof *p->b);
+    o->d->ops->upload(o->d, optim_value(o, o->p, at), b ? b : p->b, n * sizeof *p->b);
     free(b);
 }
 
@@ -137,13 +167,23 @@ void train_lora_bind(struct train_lora *l, struct optim *o)
             if (!p->r) continue;
             struct site *s = &l->site[layer * LORA_GEMMS + (int)m->gemm];
             struct site_part *part = &s->part[seen[m->gemm]++];
-            if (part == s->part) s->a = o->p + l->a[at], s->da = o->g + l->a[at];
-            part->b = o->p + l->b[at];
-            part->db = o->g + l->b[at];
+            if (part == s->part) s->a = optim_value(o, o->p, l->a[at]), s->da = optim_grad(o, l->a[at]);
+            part->b = optim_value(o, o->p, l->b[at]);
+            part->db = optim_grad(o, l->b[at]);
             upload_a(o, l->a[at], m, p);
             upload_b(o, l->b[at], m, p);
         }
     }
+    if (a->score)
+        o->d->ops->upload(o->d, optim_value(o, o->p, l->score), a->score, (size_t)l->c->hidden * sizeof *a->score);
+    exchange_take_whole(o);
+}
+
+void train_lora_bind_score(const struct train_lora *l, const struct optim *o, struct train_model *m)
+{
+    if (!l->adapter->score) return;
+    m->score = optim_value(o, o->p, l->score);
+    m->dscore = optim_grad(o, l->score);
 }
 
 struct adapter *train_lora_adapter(struct train_lora *l, const float *p)
@@ -159,6 +199,7 @@ struct adapter *train_lora_adapter(struct train_lora *l, const float *p)
             memcpy(pair->a, p + l->a[i], a_floats(m, pair) * sizeof *p);
         lora_b_to_stored(m, pair->r, p + l->b[i], pair->b);
     }
+    if (a->score) memcpy(a->score, p + l->score, (size_t)l->c->hidden * sizeof *p);
     return a;
 }
 

@@ -23,6 +23,8 @@ struct microbatches {
     /* of the step requested last */
     uint32_t *row, *micro_start; /* (n), (n + 1) */
     uint32_t *bin, *bin_tokens;  /* (n) */
+    uint32_t *part;              /* (n) the slot of each row, in the order of the epoch */
+    uint32_t *slot;              /* (slots + 1) */
 };
 
 struct microbatches *microbatches_new(const uint32_t *length, uint32_t n, const struct microbatches_options *o)
@@ -31,7 +33,10 @@ struct microbatches *microbatches_new(const uint32_t *length, uint32_t n, const 
     struct microbatches *b = mem_zalloc(sizeof *b);
     size_t room = (size_t)n + 1;
     *b = (struct microbatches){.o = *o, .n = n};
-    uint32_t **arrays[] = {&b->length, &b->order, &b->start, &b->row, &b->micro_start, &b->bin, &b->bin_tokens};
+    if (b->o.slots < 1) b->o.slots = 1;
+    b->slot = mem_array((size_t)b->o.slots + 1, sizeof *b->slot);
+    uint32_t **arrays[] = {&b->length,      &b->order, &b->start,      &b->row,
+                           &b->micro_start, &b->bin,   &b->bin_tokens, &b->part};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) *arrays[i] = mem_array(room, sizeof(uint32_t));
     for (uint32_t i = 0; i < n; i++) {
         b->length[i] = length[i];
@@ -44,7 +49,8 @@ struct microbatches *microbatches_new(const uint32_t *length, uint32_t n, const 
 void microbatches_free(struct microbatches *b)
 {
     if (!b) return;
-    uint32_t *arrays[] = {b->length, b->order, b->start, b->row, b->micro_start, b->bin, b->bin_tokens};
+    uint32_t *arrays[] = {b->length, b->order,      b->start, b->row, b->micro_start,
+                          b->bin,    b->bin_tokens, b->part,  b->slot};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
     free(b);
 }
@@ -153,10 +159,11 @@ uint32_t microbatches_epoch(struct microbatches *b, uint32_t epoch)
 /* ---- a step ---------------------------------------------------------------------------------------------------- */
 
 /* Best fit decreasing: each row, longest first, goes into the micro-batch with the least space left that still fits
- * it.  Uses at most 4/3 of the optimal number of micro-batches (Johnson et al., 1974: 11/9). */
-static uint32_t pack(struct microbatches *b, const uint32_t *row, uint32_t n, uint32_t cap)
+ * it.  Uses at most 4/3 of the optimal number of micro-batches (Johnson et al., 1974: 11/9).  sorted (n): the rows in
+ * the order in which b->bin has their micro-batches. */
+static uint32_t pack(struct microbatches *b, const uint32_t *row, uint32_t n, uint32_t *sorted)
 {
-    uint32_t bins = 0, *sorted = b->row;
+    uint32_t bins = 0, cap = (uint32_t)b->o.micro_tokens;
     memcpy(sorted, row, n * sizeof *row);
     sort_by_length(b, sorted, n);
     for (uint32_t i = 0; i < n; i++) {
@@ -170,32 +177,79 @@ static uint32_t pack(struct microbatches *b, const uint32_t *row, uint32_t n, ui
     return bins;
 }
 
-/* the rows sorted by bin, in the order in which pack assigned them */
-static void gather_bins(struct microbatches *b, uint32_t n, uint32_t bins)
+/* Sorts the rows by bin, and sets start (bins + 1) to where each bin begins. */
+static void gather_bins(const struct microbatches *b, uint32_t *row, uint32_t n, uint32_t bins, uint32_t *start)
 {
-    memset(b->micro_start, 0, ((size_t)bins + 1) * sizeof *b->micro_start);
-    for (uint32_t i = 0; i < n; i++) b->micro_start[b->bin[i] + 1]++;
-    for (uint32_t k = 0; k < bins; k++) b->micro_start[k + 1] += b->micro_start[k];
+    memset(start, 0, ((size_t)bins + 1) * sizeof *start);
+    for (uint32_t i = 0; i < n; i++) start[b->bin[i] + 1]++;
+    for (uint32_t k = 0; k < bins; k++) start[k + 1] += start[k];
     uint32_t *sorted = mem_array(n, sizeof *sorted);
-    memcpy(sorted, b->row, n * sizeof *sorted);
-    for (uint32_t i = 0; i < n; i++) b->row[b->micro_start[b->bin[i]]++] = sorted[i];
-    for (uint32_t k = bins; k > 0; k--) b->micro_start[k] = b->micro_start[k - 1];
-    b->micro_start[0] = 0;
+    memcpy(sorted, row, n * sizeof *sorted);
+    for (uint32_t i = 0; i < n; i++) row[start[b->bin[i]]++] = sorted[i];
+    for (uint32_t k = bins; k > 0; k--) start[k] = start[k - 1];
+    start[0] = 0;
     free(sorted);
+}
+
+/* Partitions rows into micro-batches, whose rows are put at `at` and which are number `first` and those after it.
+ * @return how many. */
+static uint32_t split_rows(struct microbatches *b, const uint32_t *row, uint32_t n, uint32_t at, uint32_t first)
+{
+    uint32_t *out = b->row + at, *start = b->micro_start + first, micro = 0;
+    if (!n) {
+        start[0] = 0;
+    } else if (b->o.packing) {
+        micro = pack(b, row, n, out);
+        gather_bins(b, out, n, micro, start);
+    } else {
+        memcpy(out, row, n * sizeof *row);
+        for (uint32_t i = 0; i < n; i = fill(b, out, i, n, (uint64_t)b->o.micro_tokens)) start[micro++] = i;
+        start[micro] = n;
+    }
+    for (uint32_t i = 0; i <= micro; i++) start[i] += at;
+    return micro;
+}
+
+/* Sets b->part to the slot of each row: longest first, each into the one that has the fewest tokens so far. */
+static void choose_slots(struct microbatches *b, const uint32_t *row, uint32_t n)
+{
+    uint64_t *key = mem_array(n, sizeof *key), *tokens = mem_array((size_t)b->o.slots, sizeof *tokens);
+    for (uint32_t i = 0; i < n; i++) key[i] = (uint64_t)(UINT32_MAX - b->length[row[i]]) << 32 | i;
+    qsort(key, n, sizeof *key, longer_first);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t at = (uint32_t)key[i], least = 0;
+        for (uint32_t s = 1; s < (uint32_t)b->o.slots; s++)
+            if (tokens[s] < tokens[least]) least = s;
+        tokens[least] += b->length[row[at]];
+        b->part[at] = least;
+    }
+    free(key);
+    free(tokens);
+}
+
+/* Several slots, each with its rows in the epoch's order and partitioned for itself.  @return the micro-batches. */
+static uint32_t split_slots(struct microbatches *b, const uint32_t *row, uint32_t n)
+{
+    uint32_t micro = 0, at = 0, *mine = mem_array(n, sizeof *mine);
+    choose_slots(b, row, n);
+    for (uint32_t s = 0; s < (uint32_t)b->o.slots; s++) {
+        uint32_t k = 0;
+        for (uint32_t i = 0; i < n; i++)
+            if (b->part[i] == s) mine[k++] = row[i];
+        b->slot[s] = micro;
+        micro += split_rows(b, mine, k, at, micro);
+        at += k;
+    }
+    free(mine);
+    return micro;
 }
 
 struct microbatches_step microbatches_step(struct microbatches *b, uint32_t step)
 {
     CHECK(step < b->steps);
     const uint32_t *row = b->order + b->start[step];
-    uint32_t n = b->start[step + 1] - b->start[step], cap = (uint32_t)b->o.micro_tokens, micro = 0;
-    if (b->o.packing) {
-        micro = pack(b, row, n, cap);
-        gather_bins(b, n, micro);
-    } else {
-        memcpy(b->row, row, n * sizeof *row);
-        for (uint32_t i = 0; i < n; i = fill(b, b->row, i, n, cap)) b->micro_start[micro++] = i;
-        b->micro_start[micro] = n;
-    }
-    return (struct microbatches_step){b->row, b->micro_start, micro, n, row, b->start[step]};
+    uint32_t n = b->start[step + 1] - b->start[step];
+    uint32_t micro = b->o.slots > 1 ? split_slots(b, row, n) : split_rows(b, row, n, 0, 0);
+    b->slot[b->o.slots] = micro;
+    return (struct microbatches_step){b->row, b->micro_start, micro, n, b->slot, row, b->start[step]};
 }

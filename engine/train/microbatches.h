@@ -1,8 +1,8 @@
 /* Which rows are trained together: an epoch is partitioned into optimizer steps, a step into micro-batches.
  *
  * Pure: a function of the rows' lengths, the seed and the number of the epoch, so a job can resume at any (epoch,
- * step). micro_tokens and packing choose only how a step is partitioned, not which rows are in it.  Rows are neither
- * padded nor truncated: in a micro-batch they are concatenated, each a sequence of its own. */
+ * step). micro_tokens, packing and slots choose only how a step is partitioned, not which rows are in it.  Rows are
+ * neither padded nor truncated: in a micro-batch they are concatenated, each a sequence of its own. */
 #ifndef TANDEM_ENGINE_TRAIN_MICROBATCHES_H
 #define TANDEM_ENGINE_TRAIN_MICROBATCHES_H
 
@@ -16,6 +16,7 @@ struct microbatches_options {
     bool packing;     /* a step's rows fill as few micro-batches as best fit decreasing finds; else in order */
     bool by_length;   /* without packing: a step has rows of similar length */
     bool in_order;    /* rows in their given order, for evaluation; by_length is ignored */
+    int slots;        /* a step's rows are first divided into so many slots of about as many tokens; 0: one */
 };
 
 struct microbatches;
@@ -28,11 +29,13 @@ void microbatches_free(struct microbatches *);
 /* Computes the order of that epoch; @return its number of steps, >= 1. */
 uint32_t microbatches_epoch(struct microbatches *, uint32_t epoch);
 
-/* Micro-batch i is rows row[start[i]] .. row[start[i + 1] - 1]. */
+/* Micro-batch i is rows row[start[i]] .. row[start[i + 1] - 1]; slot s has micro-batches slot[s] .. slot[s + 1] - 1,
+ * none when the step has few rows. */
 struct microbatches_step {
     const uint32_t *row; /* rows, as numbered in length */
     const uint32_t *start;
     uint32_t n_micro, n_rows;
+    const uint32_t *slot;
     const uint32_t *order; /* (n_rows) the same rows in the epoch's order, which does not depend on the micro-batches */
     uint32_t first;        /* rows of the epoch before this step */
 };

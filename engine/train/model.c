@@ -2,6 +2,7 @@
 
 #include "engine/base/mem.h"
 #include "engine/model/layer.h"
+#include "engine/train/model_head.h"
 #include "engine/train/op_chunks.h"
 #include "kernels/rng.h"
 
@@ -256,32 +257,6 @@ static void embed_site_back(struct train_model *m, struct mat dx)
                                                               .scale = layer_embed_scale(m->c, m->w)});
 }
 
-/* The site of the LM head, whose input h has no dropout. */
-static void head_site(struct train_model *m, struct mat logits, struct mat h)
-{
-    const struct site *s = train_site(m, 0, GEMM_LM_HEAD);
-    if (!s->r) return;
-    struct mat xa = first(m->head_xa, h.rows);
-    gemm(m, xa, h, mat_f32(s->a, s->r, s->k), true, 1, false);
-    if (is_exact(m))
-        train_exact_adapt(chunks_of(m), s, 0, logits, h);
-    else
-        gemm(m, logits, xa, mat_f32(s->part->b, s->part->n, s->r), true, s->part->scale, true);
-}
-
-/* dh += */
-static void head_site_back(struct train_model *m, struct mat h, struct mat dlogits, struct mat dh)
-{
-    const struct site *s = train_site(m, 0, GEMM_LM_HEAD);
-    if (!s->r) return;
-    struct mat du = {m->du.p, DT_F32, h.rows, s->r, s->r};
-    gemm(m, du, dlogits, mat_f32(s->part->b, s->part->n, s->r), false, s->part->scale, false);
-    /* their rows are targets, all of one unit */
-    chunked_weight_grad(chunks_of(m), s->part->db, dlogits, first(m->head_xa, h.rows), s->part->scale, m->half);
-    chunked_weight_grad(chunks_of(m), s->da, du, h, 1, m->half);
-    gemm(m, dh, du, mat_f32(s->a, s->r, s->k), false, 1, true);
-}
-
 /* ---- a layer forward --------------------------------------------------------------------------------------------- */
 
 /* a matrix in the scratch area, after `before` columns */
@@ -351,7 +326,6 @@ static void attention(struct train_model *m, const struct layer *l, const struct
 {
     const struct layer_weights *w = l->w;
     struct mat qkv = here(m, k->qkv), att = here(m, k->att), out = layer_post1(l).w ? here(m, k->o) : y;
-
     linear(m, l, qkv, h, w->qkv, w->qkv_b);
     site_down(m, l->index, GEMM_QKV, h, k);
     site_up(m, l->index, GEMM_QKV, qkv, h, k);
@@ -398,7 +372,6 @@ static void dense(struct train_model *m, const struct layer *l, const struct kep
 {
     const struct layer_weights *w = l->w;
     struct mat up = up_of(m, l, k), ff = area_mat(m, 0, l->b->inter);
-
     linear(m, l, up, h, w->up, w->up_b);
     site_down(m, l->index, GEMM_UP, h, k);
     site_up(m, l->index, GEMM_UP, up, h, k);
@@ -642,61 +615,17 @@ static void layer_back(struct train_model *m, int layer, const struct kept *k, s
 
 /* ---- the loss ---------------------------------------------------------------------------------------------------- */
 
-/* Computes the losses of up to head_rows targets from `from` on; with back, adds the gradient with respect to the last
- * layer's output at their tokens to dx. */
-static void head(struct train_model *m, int from, int n, bool back, struct mat dx)
-{
-    const struct weights *w = m->w;
-    const struct model_grads *g = m->grads;
-    struct mat x = first(m->hx, n), h = first(m->hh, n), dh = first(m->hd, n), logits = first(m->logits, n);
-
-    watch_from(m, m->c->layers, from);
-    chunked_rows(chunks_of(m), (struct rows_args){x, layer_input(m, m->c->layers), m->row + from});
-    norm(m, h, x, (struct layer_norm){w->norm_w, w->norm_b});
-    linear(m, NULL, logits, h, w->head, w->head_b);
-    head_site(m, logits, h);
-    if (layer_changes_logits(m->c))
-        chunked_softcap(chunks_of(m), (struct softcap_args){logits, m->c->logit_scale, m->c->logit_softcap});
-    chunked_cross_entropy(chunks_of(m), (struct cross_entropy_args){
-                                            logits, m->target + from, back ? m->scale + from : NULL, m->loss + from,
-                                            m->hit + from, back, m->c->logit_scale, m->c->logit_softcap});
-    if (!back) return;
-    if (g) {
-        chunked_weight_grad(chunks_of(m), g->head, logits, h, 1, m->half);
-        chunked_col_sum(chunks_of(m), (struct col_sum_args){logits, g->head_b});
-    }
-    linear_back(m, NULL, dh, logits, w->head, false);
-    head_site_back(m, h, logits, dh);
-    chunked_norm_back(chunks_of(m), (struct norm_back_args){dh, x, dh, w->norm_w, m->c->eps, m->c->norm, false,
-                                                            g ? g->norm_w : NULL, g ? g->norm_b : NULL});
-    /* scatters: row[t] are distinct */
-    chunked_embed_back(chunks_of(m), (struct embed_back_args){.dtable = dx, .dx = dh, .id = m->row + from});
-}
-
-/* The losses of all targets.  Without gradients of the head there is no sum over tokens, and units are no bounds. */
-static void heads(struct train_model *m, bool back, struct mat dx)
-{
-    const struct micro *b = m->b;
-    bool sums = m->grads || train_site(m, 0, GEMM_LM_HEAD)->r;
-    int units = sums ? b->n_units : 1;
-    for (int i = 0; i < units; i++)
-        for (int end = sums ? b->unit_target[i + 1] : b->n_targets, from = sums ? b->unit_target[i] : 0, n; from < end;
-             from += n) {
-            n = end - from < m->head_rows ? end - from : m->head_rows;
-            head(m, from, n, back, dx);
-        }
-}
-
 static struct train_loss read_loss(struct train_model *m, bool back)
 {
     size_t n = (size_t)m->b->n_targets;
     struct train_loss out = {0};
+    scheduler_gate_pass(m->gate); /* an exchange with other ranks may have left it */
     if (m->d->ops->finish(m->d)) return (struct train_loss){NAN, 0};
     m->d->ops->download(m->d, m->host_loss, m->loss, n * sizeof *m->loss);
-    m->d->ops->download(m->d, m->host_hit, m->hit, n * sizeof *m->hit);
+    if (!m->score) m->d->ops->download(m->d, m->host_hit, m->hit, n * sizeof *m->hit);
     for (size_t i = 0; i < n; i++) {
         out.sum += (double)m->host_loss[i];
-        out.hits += m->host_hit[i];
+        out.hits += m->score ? 0 : m->host_hit[i];
     }
     if (back) train_exact_count(m->b, m->host_loss);
     return out;
@@ -719,7 +648,7 @@ static void upload(struct train_model *m, const struct micro *b, float scale)
 static void weigh(struct train_model *m)
 {
     size_t n = (size_t)m->b->n_targets;
-    heads(m, false, here(m, m->dx));
+    train_heads(m, false, here(m, m->dx));
     if (m->d->ops->finish(m->d)) return;
     m->d->ops->download(m->d, m->host_loss, m->loss, n * sizeof *m->loss);
     float *factor = mem_array(n, sizeof *factor);
@@ -728,15 +657,33 @@ static void weigh(struct train_model *m)
     free(factor);
 }
 
+/* The lowest layer that gradients are passed back through. */
+static int lowest_of(const struct train_model *m)
+{
+    return m->lowest > 0 ? m->lowest : 0;
+}
+
+static void begin_forward(struct train_model *m, int layer)
+{
+    if (m->layer_begins) m->layer_begins(m->begins_arg, layer, layer + 1 < m->c->layers ? layer + 1 : -1, false);
+}
+
+static void begin_backward(struct train_model *m, int layer)
+{
+    if (m->layer_begins) m->layer_begins(m->begins_arg, layer, layer > lowest_of(m) ? layer - 1 : -1, true);
+}
+
 static void backward(struct train_model *m, struct mat dx)
 {
     int last = m->c->layers - 1;
     if (m->watch) m->watch->back = true;
-    for (int l = last; l >= 0 && l >= m->lowest; l--) {
+    for (int l = last; l >= lowest_of(m); l--) {
         const struct kept *k = &m->kept[m->recompute ? 0 : l];
         struct mat x = layer_input(m, l);
+        begin_backward(m, l);
         if (m->recompute && l < last) layer_forward(m, l, k, x, (struct mat){0});
         layer_back(m, l, k, x, dx, m->recompute);
+        if (m->layer_done) m->layer_done(m->layer_arg, l);
     }
     watch_from(m, WATCH_EMBEDDINGS, -1);
     embed_site_back(m, dx);
@@ -752,6 +699,7 @@ static void backward(struct train_model *m, struct mat dx)
 struct train_loss train_model_run(struct train_model *m, const struct micro *b, bool back, float scale)
 {
     m->b = b;
+    if (m->distill) m->distill->scale = scale;
     train_exact_begin(&m->exact);
     scheduler_gate_pass(m->gate); /* a job that resumes with an evaluation does not have the device yet */
     upload(m, b, scale);
@@ -761,14 +709,25 @@ struct train_loss train_model_run(struct train_model *m, const struct micro *b, 
                                                     m->w->embed_w, layer_embed_scale(m->c, m->w)});
     embed_site(m, layer_input(m, 0));
     drop_branch(m, m->c->layers, ATTENTION, layer_input(m, 0));
-    for (int l = 0; l < m->c->layers; l++)
+    for (int l = 0; l < m->c->layers; l++) {
+        begin_forward(m, l);
         layer_forward(m, l, &m->kept[m->recompute ? 0 : l], layer_input(m, l), layer_input(m, l + 1));
+    }
     step_clock_read(m->clock, TRAIN_FORWARD);
     struct mat dx = here(m, m->dx);
     if (back && m->weigh) weigh(m);
     if (back) chunked_zero(chunks_of(m), dx);
-    heads(m, back, dx);
+    train_heads(m, back, dx);
     step_clock_divide(m->clock, TRAIN_FORWARD, !back ? 1 : m->grads ? 1.0 / 3 : 0.5, TRAIN_BACKWARD);
     if (back) backward(m, dx);
     return read_loss(m, back);
+}
+
+void train_model_skim(struct train_model *m, bool back)
+{
+    for (int l = 0; l < m->c->layers; l++) begin_forward(m, l);
+    for (int l = m->c->layers - 1; back && l >= lowest_of(m); l--) {
+        begin_backward(m, l);
+        if (m->layer_done) m->layer_done(m->layer_arg, l);
+    }
 }

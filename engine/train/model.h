@@ -16,6 +16,7 @@
 #include "engine/model/config.h"
 #include "engine/model/rope.h"
 #include "engine/model/weights.h"
+#include "engine/train/distill.h"
 #include "engine/train/exact.h"
 #include "engine/train/experts.h"
 #include "engine/train/grads.h"
@@ -75,7 +76,10 @@ struct train_model {
     struct scheduler_gate *gate;
     const struct site *site;         /* (layers, LORA_GEMMS), or NULL */
     const struct model_grads *grads; /* or NULL */
-    float dropout;                   /* on the sites' inputs, one mask for all parts of a site */
+    const float *score; /* (1, C) a head of scores instead of the LM head: a target's loss is minus its score; NULL */
+    float *dscore;      /* its gradient */
+    struct distill *distill;  /* a target's loss is a divergence from a teacher (distill.h); NULL */
+    float dropout;            /* on the sites' inputs, one mask for all parts of a site */
     float residual_dropout;   /* on the outputs of attention and feed-forward and on embeddings; only without sites */
     uint64_t dropout_seed;    /* of this step */
     struct step_clock *clock; /* measures the passes; NULL: none */
@@ -83,9 +87,17 @@ struct train_model {
     bool half;                /* gemms may round to bf16 */
     bool recompute;
     int max_tokens;
-    /* Sets each target's factor of the gradient of -log p from -log p, after the forward pass; NULL: it is `scale`. */
+    /* Sets each target's factor of the gradient of its loss (-log p) from that, after the forward pass; NULL: it is
+     * `scale`. */
     void (*weigh)(void *arg, const struct micro *, const float *loss, float *factor);
     void *weigh_arg;
+    /* Before a layer is computed, forward or back, whose weights the device has until the next call; next: the layer
+     * that is computed after it in this pass, -1: none.  NULL: the weights of all are there. */
+    void (*layer_begins)(void *arg, int layer, int next, bool back);
+    void *begins_arg;
+    /* After the backward pass of a layer, whose gradients are complete then; NULL: nothing. */
+    void (*layer_done)(void *arg, int layer);
+    void *layer_arg;
     struct train_exact exact; /* with kv_type set: the forward pass is serving's, and there is no dropout */
 
     /* set by open */
@@ -123,6 +135,9 @@ static inline const struct site *train_site(const struct train_model *m, int lay
 /* model_memory.c.  Bytes that train_model_open would allocate; *largest: the largest single allocation.  Reads only c,
  * d, site, grads, the dropouts, recompute, exact and max_tokens. */
 size_t train_model_bytes(const struct train_model *, size_t *largest);
+/* An estimate of the scratch memory of ops for so many tokens, mostly attention's: packed keys; gradients of the
+ * longest sequence, or of about a thousand rows. */
+size_t train_model_scratch(const struct model_config *, int tokens, int max_length);
 /* positions: size of the rotary tables. */
 int train_model_open(struct train_model *, int positions, struct err *);
 /* Closes it and opens it for another number of tokens; after an error it is to be closed. */
@@ -137,5 +152,7 @@ struct train_loss {
 
 /* Computes the loss.  With back, adds `scale` times its gradient to the gradients of the trained parameters. */
 struct train_loss train_model_run(struct train_model *, const struct micro *, bool back, float scale);
+/* Calls layer_begins and layer_done as a run does, and computes nothing. */
+void train_model_skim(struct train_model *, bool back);
 
 #endif

@@ -144,6 +144,16 @@ size_t train_model_bytes(const struct train_model *like, size_t *largest)
     return t.bytes;
 }
 
+size_t train_model_scratch(const struct model_config *c, int tokens, int max_length)
+{
+    const double SPARE = 1.25;
+    double rows = tokens, longest = max_length > 1024 ? max_length : 1024;
+    int dim = (c->head_dim + 15) / 16 * 16;
+    double wave = longest < rows ? longest : rows;
+    double forward = rows * c->kv_heads * 2 * dim * 4, back = wave * dim * 4 * (2.0 * c->heads + 3.0 * c->kv_heads);
+    return (size_t)((forward > back ? forward : back) * SPARE);
+}
+
 int train_model_open(struct train_model *m, int positions, struct err *e)
 {
     struct take t = {.m = m};

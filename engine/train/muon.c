@@ -21,7 +21,7 @@ struct run {
 void muon_add(struct muon *u, size_t at, int rows, int cols)
 {
     mem_grow(&u->matrix, &u->cap, u->n + 1, sizeof *u->matrix);
-    u->matrix[u->n++] = (struct muon_matrix){at, rows, cols};
+    u->matrix[u->n++] = (struct muon_matrix){at, at, at, rows, cols};
 }
 
 /* Floats of the largest matrix x, and of the largest x x^T. */
@@ -136,17 +136,18 @@ void muon_step(struct muon *u, struct dev *d, struct scheduler_gate *gate, const
     struct run r = {d, gate, s->half};
     if (!u->n) return;
     for (size_t i = 0; i < u->n; i++) u->host_sum[i] = 0;
+    scheduler_gate_pass(gate);
     d->ops->upload(d, u->sum, u->host_sum, u->n * sizeof *u->sum);
     for (size_t i = 0; i < u->n; i++) {
         const struct muon_matrix *w = &u->matrix[i];
-        momentum(&r, s->g + w->at, s->m + w->at, (size_t)w->rows * (size_t)w->cols, s->grad_scale, u->sum + i);
+        momentum(&r, s->g + w->g, s->m + w->m, (size_t)w->rows * (size_t)w->cols, s->grad_scale, u->sum + i);
     }
     d->ops->finish(d);
     d->ops->download(d, u->host_sum, u->sum, u->n * sizeof *u->sum);
     for (size_t i = 0; i < u->n; i++) {
         const struct muon_matrix *w = &u->matrix[i];
         size_t n = (size_t)w->rows * (size_t)w->cols;
-        float *from = s->g + w->at, *to = u->x;
+        float *from = s->g + w->g, *to = u->x;
         axpby(&r, from, from, n, 1 / fmax(sqrt(u->host_sum[i]), EPS), 0);
         for (int k = 0; k < NEWTON_SCHULZ; k++) {
             newton_schulz(u, &r, to, from, w->rows, w->cols);
@@ -154,6 +155,6 @@ void muon_step(struct muon *u, struct dev *d, struct scheduler_gate *gate, const
             from = to, to = other;
         }
         double by = 0.2 * sqrt(w->rows > w->cols ? w->rows : w->cols) * s->rate;
-        axpby(&r, s->p + w->at, from, n, -by, 1 - s->rate * s->decay);
+        axpby(&r, s->p + w->p, from, n, -by, 1 - s->rate * s->decay);
     }
 }

@@ -22,7 +22,7 @@
 
 struct muon {
     struct muon_matrix {
-        size_t at; /* offset in the optimizer's arrays */
+        size_t p, g, m; /* offsets in the optimizer's arrays: of values, gradients, moments */
         int rows, cols;
     } * matrix;
     size_t n, cap;
@@ -30,6 +30,7 @@ struct muon {
     float *x, *a, *b;       /* as large as the largest matrix; (k, k) of the largest smaller side k */
 };
 
+/* At the same offset in all of them. */
 void muon_add(struct muon *, size_t at, int rows, int cols);
 size_t muon_bytes(const struct muon *); /* bytes that muon_alloc allocates */
 int muon_alloc(struct muon *, struct dev *, struct err *);

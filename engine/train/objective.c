@@ -7,11 +7,13 @@ struct objective objective_of(const struct train_params *p)
     static const enum preference_loss losses[] = {[TRAIN_DPO] = PREFERENCE_DPO,
                                                   [TRAIN_ORPO] = PREFERENCE_ORPO,
                                                   [TRAIN_SIMPO] = PREFERENCE_SIMPO,
-                                                  [TRAIN_KTO] = PREFERENCE_KTO};
+                                                  [TRAIN_KTO] = PREFERENCE_KTO,
+                                                  [TRAIN_REWARD] = PREFERENCE_REWARD};
     return (struct objective){.p = {.loss = losses[p->method],
                                     .beta = p->beta,
                                     .label_smoothing = p->label_smoothing,
                                     .gamma = p->gamma,
+                                    .center = p->center,
                                     .desirable_weight = p->desirable_weight,
                                     .undesirable_weight = p->undesirable_weight},
                               .singles = p->method == TRAIN_KTO,
@@ -99,10 +101,11 @@ double objective_loss(const struct objective_sums *s)
 
 struct train_rewards objective_rewards(const struct objective *o, const struct objective_sums *s)
 {
-    struct train_rewards r = {.chosen = s->n_chosen ? s->chosen / (double)s->n_chosen : NAN,
-                              .rejected = s->n_rejected ? s->rejected / (double)s->n_rejected : NAN,
-                              .accuracies = o->singles ? NAN : (double)s->accurate / (double)s->rows,
-                              .kl = o->singles ? s->kl / (double)s->rows : NAN};
+    struct train_rewards r = train_no_rewards;
+    if (s->n_chosen) r.chosen = s->chosen / (double)s->n_chosen;
+    if (s->n_rejected) r.rejected = s->rejected / (double)s->n_rejected;
+    if (!o->singles) r.accuracies = (double)s->accurate / (double)s->rows;
+    if (o->singles) r.kl = s->kl / (double)s->rows;
     r.margins = r.chosen - r.rejected;
     return r;
 }

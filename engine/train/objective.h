@@ -25,7 +25,7 @@ struct objective_sums {
 
 struct objective objective_of(const struct train_params *);
 
-/* Adds the rows of a micro-batch.  loss: -log p of each target. */
+/* Adds the rows of a micro-batch.  loss: -log p of each target; of method reward minus the score there. */
 void objective_add(const struct objective *, const struct micro *, const float *loss, struct objective_sums *);
 /* For train_model's weigh; arg: the struct objective. */
 void objective_weigh(void *arg, const struct micro *, const float *loss, float *factor);

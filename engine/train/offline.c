@@ -5,7 +5,9 @@
 #include "engine/model/adapter.h"
 #include "engine/model/open.h"
 #include "engine/template/chat_template.h"
+#include "engine/train/base_layers.h"
 #include "engine/train/ckpt.h"
+#include "engine/train/ranks.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +20,7 @@ struct train_offline {
     struct dataset *data, *eval;
     struct dataset_report report, eval_report;
     struct train *train;
+    struct base_layers *base; /* NULL: the model has its layers */
 };
 
 static int open_data(struct train_offline *o, const struct train_offline_config *c, const struct dataset_sources *from,
@@ -40,11 +43,35 @@ static int open_data(struct train_offline *o, const struct train_offline_config 
     return rc;
 }
 
-static int open_all(struct train_offline *o, const struct train_offline_config *c, struct err *e)
+static int drop_matrix(void *arg, struct dev *d, const struct weights_taken *t, struct weight **w, struct err *e)
+{
+    (void)arg, (void)t, (void)e;
+    d->ops->weight_free(d, *w);
+    *w = NULL;
+    return 0;
+}
+
+/* Method full reads values from the files, and packs them itself.  Adapters at stage 3 want a part of each matrix. */
+static int open_model(struct train_offline *o, const struct train_offline_config *c, const struct cpus *cpus,
+                      struct err *e)
+{
+    struct model_options options = c->model;
+    struct weights_taker taker = {.take = drop_matrix};
+    bool full = c->p.method == TRAIN_FULL, part = !full && c->p.zero > 2 && train_ranks_count(c->comm) > 1;
+    if (part) {
+        o->base = base_layers_open(c->comm);
+        taker = base_layers_taker(o->base);
+    }
+    if (full || part) options.taker = &taker;
+    return model_open_as(&o->model, &options, cpus, e);
+}
+
+/* The model and the data. */
+static int open_parts(struct train_offline *o, const struct train_offline_config *c, struct err *e)
 {
     struct cpus cpus;
     int rc = cpus_parse(&cpus, c->cpus, e);
-    if (!rc) rc = model_open_as(&o->model, &c->model, &cpus, e);
+    if (!rc) rc = open_model(o, c, &cpus, e);
     if (!rc) rc = model_config_generates(&o->model.c, e);
     if (!rc && !(o->tokenizer = tokenizer_open_dir(c->model.dir, e))) rc = e->code;
     if (!rc) rc = model_pin(&o->model, &cpus, e);
@@ -59,7 +86,12 @@ static int open_all(struct train_offline *o, const struct train_offline_config *
     rc = open_data(o, c, c->data, &o->data, &o->report, e);
     if (!rc && c->eval->n && (rc = open_data(o, c, c->eval, &o->eval, &o->eval_report, e)))
         err_prefix(e, "--eval-data");
-    if (rc) return rc;
+    return rc;
+}
+
+static int open_all(struct train_offline *o, const struct train_offline_config *c, struct err *e)
+{
+    if (ranks_agree(c->comm, open_parts(o, c, e), e)) return e->code;
     struct train_params p = c->p;
     if (c->batch_rows) p.batch_tokens = train_batch_tokens(c->batch_rows, &o->report);
     char *base_name = adapter_base_name(c->model.dir);
@@ -67,9 +99,12 @@ static int open_all(struct train_offline *o, const struct train_offline_config *
                             .data = o->data,
                             .eval = o->eval,
                             .from = c->from,
+                            .teacher = c->teacher,
                             .base_name = base_name,
                             .model_dir = c->model.dir,
                             .dir = c->dir,
+                            .comm = c->comm,
+                            .base = o->base,
                             .out = c->out};
     o->train = train_open(&job, &o->model, NULL, e);
     free(base_name);
@@ -103,6 +138,7 @@ void train_offline_close(struct train_offline *o)
     if (o->data) dataset_free(o->data);
     if (o->eval) dataset_free(o->eval);
     chat_template_free(o->template);
+    base_layers_close(o->base);
     model_close(&o->model);
     tokenizer_close(o->tokenizer);
     free(o);

@@ -12,12 +12,14 @@ struct train_offline_config {
     const struct dataset_sources *data, *eval; /* eval: none: eval_fraction of data */
     struct dataset_options options; /* max_length, seed, eos and the cache directory are set from the other fields */
     struct train_params p;
-    int batch_rows;   /* of a step, instead of p.batch_tokens; 0: not given */
-    const char *from; /* an adapter directory; NULL */
+    int batch_rows;      /* of a step, instead of p.batch_tokens; 0: not given */
+    const char *from;    /* an adapter directory; NULL */
+    const char *teacher; /* of method distill, likewise */
     const char
         *chat_template; /* a file, or "plain": lines of "role: content"; NULL or "": the model's own, else plain */
     const char *dir;    /* directory of checkpoints and prepared data; created when missing */
     const char *out;
+    struct comm *comm; /* the ranks that train together (ranks.h), borrowed until train_offline_close; or NULL */
 };
 
 struct train_offline;

@@ -1,7 +1,9 @@
 /* Plans a job before anything is computed: checks parameters, counts steps, estimates memory. */
 #include "engine/base/cpus.h"
 #include "engine/base/meminfo.h"
+#include "engine/train/base_layers.h"
 #include "engine/train/train_state.h"
+#include "kernels/comm.h"
 #include "kernels/trace.h"
 
 #include <math.h>
@@ -22,17 +24,11 @@ static int check_base(const struct train *t, struct err *e)
 
 static const double GIB = 1024.0 * 1024 * 1024;
 
-/* Estimates of the scratch memory of ops, mostly attention's (packed keys; gradients of the longest sequence, or of
- * about a thousand rows), and of the memory per row of data. */
+/* With an estimate of the memory per row of data. */
 static size_t scratch_bytes(const struct train *t)
 {
-    const double SPARE = 1.25, ROW_BYTES = 40;
-    const struct model_config *c = &t->model->c;
-    double rows = t->tm.max_tokens, longest = t->p.max_length > 1024 ? t->p.max_length : 1024;
-    int dim = (c->head_dim + 15) / 16 * 16;
-    double wave = longest < rows ? longest : rows;
-    double forward = rows * c->kv_heads * 2 * dim * 4, back = wave * dim * 4 * (2.0 * c->heads + 3.0 * c->kv_heads);
-    return (size_t)((forward > back ? forward : back) * SPARE + ROW_BYTES * (double)(t->rows.n + t->eval.n));
+    const size_t ROW_BYTES = 40;
+    return train_model_scratch(&t->model->c, t->tm.max_tokens, t->p.max_length) + ROW_BYTES * (t->rows.n + t->eval.n);
 }
 
 /* The memory available to training: the device's own, or the host's; at most so many MiB, 0: all. */
@@ -51,6 +47,11 @@ static double bytes_of(struct train *t, int tokens, bool recompute, size_t *larg
     p->micro_tokens = t->tm.max_tokens = tokens;
     p->recompute = t->tm.recompute = recompute;
     p->activation_bytes = train_model_bytes(&t->tm, largest) + scratch_bytes(t);
+    if (t->distills) {
+        size_t of_teacher;
+        p->activation_bytes += train_teacher_bytes(t, tokens, &of_teacher);
+        if (of_teacher > *largest) *largest = of_teacher;
+    }
     return (double)p->state_bytes + (double)p->activation_bytes;
 }
 
@@ -94,7 +95,8 @@ static int less_reference(const struct train *t, double need, double room, struc
  * these).  The scratch memory of ops is known less precisely. */
 static int check_block(const struct train *t, size_t block, size_t activations, struct err *e)
 {
-    double state = (double)t->o.n * sizeof(float), need = fmax(state, (double)activations);
+    double state = (double)(t->o.s.grads ? t->o.s.own : t->o.n) * sizeof(float),
+           need = fmax(state, (double)activations);
     if (need <= (double)block) return 0;
     return err_set(
         e, ERR_NOMEM,
@@ -150,19 +152,23 @@ static int plan_memory(struct train *t, struct err *e)
     int average = t->p.ema_decay > 0;
     /* a plan without a job may be made on any thread, which must not use the device */
     bool own = !dev_host_memory(t->d);
-    int copies = 2 + average + (t->eval.n && !own ? 1 : 0), host_copies = own ? 1 + average + (t->eval.n ? 1 : 0) : 0;
+    size_t values = t->o.s.own * sizeof(float); /* of this rank */
+    int host_copies = own ? 1 + average + (t->eval.n ? 1 : 0) : 0;
     size_t block, largest, room = room_for(t->d, t->p.memory_mib, &block);
     p->moment_bytes = 2 * optim_moment_floats(&t->o) * sizeof(float);
     if (train_reference_bytes(t, &p->reference_bytes, e)) return e->code;
-    if (own && check_host(t, (double)host_copies * (double)t->o.n * 4 + (double)p->moment_bytes, e)) return e->code;
-    p->weight_bytes = t->model->w.bytes;
+    if (own && check_host(t, (double)host_copies * (double)values + (double)p->moment_bytes, e)) return e->code;
+    p->weight_bytes = t->model->w.bytes + (t->job.base ? base_layers_bytes(t->job.base) : 0);
     p->trainable = t->o.trained;
     p->macs_per_token = macs_per_token(t);
     p->offload = t->p.offload_optimizer && own;
-    p->state_bytes = (size_t)copies * t->o.n * sizeof(float) + muon_bytes(&t->o.muon);
+    p->state_bytes = optim_bytes(&t->o, average) + grad_slots_bytes(&t->slots, &t->o) + muon_bytes(&t->o.muon);
+    if (t->eval.n && !own) p->state_bytes += values;
     if (!p->offload) p->state_bytes += p->moment_bytes;
-    if (!t->lora_method) p->state_bytes += train_full_bytes(&t->full);
+    if (!own) p->state_bytes += (size_t)p->texts * (size_t)t->p.max_length * 3 * sizeof(float); /* rollout.h */
+    if (!t->lora_method) p->state_bytes += train_full_bytes(&t->full, &t->o);
     if (!own) p->state_bytes += p->reference_bytes;
+    if (t->job.base) p->state_bytes += base_layers_buffers(t->job.base);
     double need = fit(t, room, block, &largest);
     note_machine(t, own, room);
     if (need <= 0.95 * (double)room) return check_block(t, block, largest, e);
@@ -181,20 +187,65 @@ static void plan_steps(struct train *t)
 {
     t->plan.steps = t->rows.before[t->rows.epochs];
     t->plan.rows = t->rows.n;
+    t->plan.texts = t->samples ? t->p.samples * t->p.prompts_per_step : 0;
     t->plan.eval_rows = t->eval.n;
     t->plan.tokens_per_epoch = (int64_t)t->rows.tokens;
     t->plan.trained_tokens_per_epoch = (int64_t)t->rows.targets;
 }
 
+/* What is divided.  The base of an adapter that is served stays whole. */
+static int stage_of(const struct train *t)
+{
+    return t->p.zero == 3 && t->lora_method && !t->job.base ? 2 : t->p.zero;
+}
+
+/* The slots of this rank. */
+static int plan_ranks(struct train *t, struct err *e)
+{
+    struct comm *c = t->job.comm;
+    int stage = c && comm_ranks(c) > 1 ? stage_of(t) : 0;
+    int rc = grad_slots_init(&t->slots, t->p.grad_slots, c ? comm_rank(c) : 0, c ? comm_ranks(c) : 1, stage, e);
+    t->slots.layers = t->model->c.layers;
+    return rc;
+}
+
+/* At stage 2 no rank keeps its own gradients until another micro-batch adds to them. */
+static int check_slots(struct train *t, struct err *e)
+{
+    const struct train_rows *r = &t->rows;
+    for (int64_t step = 0; step < t->plan.steps && t->o.s.grads; step++) {
+        struct microbatches_step s = train_rows_step(&t->rows, step);
+        for (int k = 0; k < t->p.grad_slots; k++) {
+            int tokens = 0, units = (int)(s.slot[k + 1] - s.slot[k]);
+            for (uint32_t i = s.slot[k]; i < s.slot[k + 1]; i++) tokens += train_rows_tokens(r, &s, i);
+            if (units < 2 || (train_fits_units(t) && tokens <= t->tm.max_tokens)) continue;
+            return err_set(
+                e, ERR_INVALID,
+                "zero %d wants the rows of each slot in one micro-batch, and one of step %lld has %d tokens: "
+                "raise micro_tokens or grad_slots, or let zero be 1",
+                t->p.zero, (long long)step + 1, tokens);
+        }
+        if (t->job.stop && t->job.stop(t->job.stop_arg)) return err_set(e, ERR_FULL, "stopped");
+    }
+    return 0;
+}
+
 int train_make_plan(struct train *t, struct err *e)
 {
     uint64_t left_out = 0;
+    if (t->job.comm && !t->p.grad_slots) t->p.grad_slots = train_ranks_slots(comm_ranks(t->job.comm));
     int rc = train_params_check(&t->p, &t->model->c, e);
+    if (!rc) rc = plan_ranks(t, e);
     if (!rc && t->preferences) t->objective = objective_of(&t->p);
     if (!rc) rc = check_base(t, e);
-    if (!rc) rc = train_rows_open(&t->rows, &t->eval, &t->job, &t->p, t->model->c.vocab, &left_out, e);
+    if (!rc && t->samples) rc = rollout_rows_open(&t->rows, &t->job, &t->p, t->model->c.vocab, &left_out, e);
+    if (!rc && !t->samples)
+        rc = train_rows_open(&t->rows, &t->eval, &t->job, &t->p, t->model->c.vocab, t->model->c.pad, &left_out, e);
     if (rc) return rc;
-    if (left_out)
+    if (left_out && t->samples)
+        buf_printf(&t->warnings, "%llu prompts leave no room for an answer within max_length %d and are left out",
+                   (unsigned long long)left_out, t->p.max_length);
+    else if (left_out)
         buf_printf(&t->warnings, "%llu rows have no token to train on within max_length %d and are left out",
                    (unsigned long long)left_out, t->p.max_length);
     optim_init(&t->o, t->d, t->gate);
@@ -203,7 +254,8 @@ int train_make_plan(struct train *t, struct err *e)
     rc = t->lora_method ? train_lora_open(&t->lora, &t->model->c, &t->p, t->job.from, &t->o, e)
                         : train_full_open(&t->full, t->model, &t->p, &t->o, e);
     if (rc) return rc;
-    int most = microbatches_micro_max(t->rows.batches),
+    optim_divide(&t->o, t->job.comm, stage_of(t), t->p.grad_slots);
+    int most = t->samples ? train_unit_tokens(&t->p) : microbatches_micro_max(t->rows.batches),
         most_eval = t->eval.n ? microbatches_micro_max(t->eval.batches) : 0;
     if (t->preferences && t->objective.singles) {
         int crossed = train_rows_crossed_max(&t->rows), of_eval = train_rows_crossed_max(&t->eval);
@@ -222,6 +274,10 @@ int train_make_plan(struct train *t, struct err *e)
                                  .exact = {.kv_type = t->p.exact ? train_exact_kv_type(t->model) : DT_NONE},
                                  .max_tokens = most > most_eval ? most : most_eval};
     t->unit = t->tm.max_tokens;
+    train_gather_layers(t, &t->tm);
+    if (t->distills && train_teacher_plan(t, e)) return e->code;
+    if (t->distills) train_gather_layers(t, &t->teacher.tm);
     plan_steps(t);
-    return plan_memory(t, e);
+    rc = plan_memory(t, e);
+    return rc ? rc : check_slots(t, e);
 }

@@ -71,12 +71,24 @@ static struct preference_value simpo(const struct preference *p, const struct pr
     return v;
 }
 
+static struct preference_value reward(const struct preference *p, const struct preference_answer *c,
+                                      const struct preference_answer *r)
+{
+    struct preference_value v = {.chosen = c->sum, .rejected = r->sum};
+    double d, both = c->sum + r->sum;
+    v.loss = smooth_loss(c->sum - r->sum - p->gamma, 0, &d) + p->center * both * both;
+    v.d_chosen = d + 2 * p->center * both;
+    v.d_rejected = -d + 2 * p->center * both;
+    return v;
+}
+
 struct preference_value preference_pair(const struct preference *p, const struct preference_answer *chosen,
                                         const struct preference_answer *rejected)
 {
     switch (p->loss) {
     case PREFERENCE_ORPO: return orpo(p, chosen, rejected);
     case PREFERENCE_SIMPO: return simpo(p, chosen, rejected);
+    case PREFERENCE_REWARD: return reward(p, chosen, rejected);
     default: return dpo(p, chosen, rejected);
     }
 }

@@ -1,4 +1,5 @@
-/* The losses of preference training, as functions of the log-probabilities of whole answers.  Pure; any thread.
+/* The losses of preference training, as functions of the log-probabilities of whole answers, or of the scores of whole
+ * texts.  Pure; any thread.
  *
  * They are those of TRL; rewards are what TRL logs as such. */
 #ifndef TANDEM_ENGINE_TRAIN_PREFERENCE_H
@@ -10,18 +11,22 @@ enum preference_loss {
     PREFERENCE_DPO,   /* Rafailov and others, 2023, https://arxiv.org/abs/2305.18290 */
     PREFERENCE_ORPO,  /* Hong and others, 2024, https://arxiv.org/abs/2403.07691; without its loss of the chosen text */
     PREFERENCE_SIMPO, /* Meng and others, 2024, https://arxiv.org/abs/2405.14734 */
-    PREFERENCE_KTO    /* Ethayarajh and others, 2024, https://arxiv.org/abs/2402.01306 */
+    PREFERENCE_REWARD, /* Bradley-Terry, of scores of whole texts, as TRL's RewardTrainer: a text's sum is its score */
+    PREFERENCE_KTO     /* Ethayarajh and others, 2024, https://arxiv.org/abs/2402.01306 */
 };
 
 struct preference {
     enum preference_loss loss;
     double beta;
-    double label_smoothing;                      /* dpo, simpo: the probability that a pair is the wrong way round */
-    double gamma;                                /* simpo: the margin of the rewards */
+    double label_smoothing; /* dpo, simpo: the probability that a pair is the wrong way round */
+    double gamma;           /* simpo, reward: the margin of the rewards */
+    double center;          /* reward: of the square of what a pair's rewards sum up to, in the loss (TRL:
+                               center_rewards_coefficient) */
     double desirable_weight, undesirable_weight; /* kto */
 };
 
-/* An answer: the sum of log p over its n >= 1 tokens, and the same of the reference, which orpo and simpo do not read.
+/* An answer: the sum of log p over its n >= 1 tokens, and the same of the reference, which orpo and simpo and reward do
+ * not read.
  */
 struct preference_answer {
     double sum, reference;

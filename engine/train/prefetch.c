@@ -14,6 +14,7 @@ struct prefetch {
     struct train_rows *rows;
     int max_tokens;
     bool several;
+    uint32_t first_slot, end_slot, stride;
     /* of the thread, or of the caller while the thread is idle */
     struct prefetched slot[SLOTS];
     struct microbatches_step step; /* what rows returned for step `at` */
@@ -27,7 +28,7 @@ struct prefetch {
     /* under lock: the other slot is to become, or is, this micro-batch */
     enum work work;
     int64_t next_step;
-    uint32_t next_from;
+    uint32_t next_slot, next_from;
 };
 
 /* ---- a micro-batch ----------------------------------------------------------------------------------------------- */
@@ -39,29 +40,33 @@ static uint64_t tokens_before(const struct prefetch *p, uint32_t unit)
     return n;
 }
 
-static uint32_t end_of(const struct prefetch *p, uint32_t i)
+/* The end of the micro-batch that begins with unit i of the step, which ends before unit `end`. */
+static uint32_t end_of(const struct prefetch *p, uint32_t i, uint32_t end)
 {
     int tokens = train_rows_tokens(p->rows, &p->step, i++), more;
-    for (; p->several && i < p->step.n_micro; i++, tokens += more) {
+    for (; p->several && i < end; i++, tokens += more) {
         more = train_rows_tokens(p->rows, &p->step, i);
         if (tokens + more > p->max_tokens) break;
     }
     return i;
 }
 
-static void prepare(struct prefetch *p, struct prefetched *s, int64_t step, uint32_t from)
+static void prepare(struct prefetch *p, struct prefetched *s, int64_t step, uint32_t slot, uint32_t from)
 {
     if (p->at != step) p->step = train_rows_step(p->rows, step);
     p->at = step;
-    CHECK(from < p->step.n_micro);
+    uint32_t first = p->step.slot[slot], end = p->step.slot[slot + 1], unit = first + from, to;
+    CHECK(unit < end || (first == end && !from));
     s->step = step;
+    s->slot = slot;
     s->from = from;
-    s->to = end_of(p, from);
+    s->n_units = end - first;
+    to = s->n_units ? end_of(p, unit, end) : end;
+    s->to = to - first;
     s->targets = train_rows_targets(p->rows, &p->step);
     s->chosen_tokens = train_rows_chosen(p->rows, &p->step);
-    s->n_units = p->step.n_micro;
     s->n_rows = p->step.n_rows;
-    micro_fill(&s->micro, p->rows, &p->step, from, s->to, tokens_before(p, from));
+    if (s->n_units) micro_fill(&s->micro, p->rows, &p->step, unit, to, tokens_before(p, unit));
 }
 
 /* ---- the thread -------------------------------------------------------------------------------------------------- */
@@ -75,9 +80,9 @@ static void *run(void *arg)
         if (p->work == END) break;
         struct prefetched *s = &p->slot[!p->current];
         int64_t step = p->next_step;
-        uint32_t from = p->next_from;
+        uint32_t slot = p->next_slot, from = p->next_from;
         pthread_mutex_unlock(&p->lock);
-        prepare(p, s, step, from);
+        prepare(p, s, step, slot, from);
         pthread_mutex_lock(&p->lock);
         p->work = READY;
         pthread_cond_broadcast(&p->changed);
@@ -111,7 +116,8 @@ static void set_work(struct prefetch *p, enum work work)
 struct prefetch *prefetch_open(struct train_rows *rows, int max_tokens, int near_len, bool several, bool thread)
 {
     struct prefetch *p = mem_zalloc(sizeof *p);
-    *p = (struct prefetch){.rows = rows, .max_tokens = max_tokens, .several = several, .at = -1};
+    *p = (struct prefetch){
+        .rows = rows, .max_tokens = max_tokens, .several = several, .end_slot = 1, .stride = 1, .at = -1};
     for (int i = 0; i < SLOTS; i++) micro_open(&p->slot[i].micro, max_tokens, near_len);
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->changed, NULL);
@@ -119,16 +125,25 @@ struct prefetch *prefetch_open(struct train_rows *rows, int max_tokens, int near
     return p;
 }
 
-const struct prefetched *prefetch_take(struct prefetch *p, int64_t step, uint32_t from)
+void prefetch_slots(struct prefetch *p, uint32_t first, uint32_t end, uint32_t stride)
+{
+    CHECK(first < end && stride);
+    p->stride = stride;
+    p->first_slot = first;
+    p->end_slot = end;
+}
+
+const struct prefetched *prefetch_take(struct prefetch *p, int64_t step, uint32_t slot, uint32_t from)
 {
     struct prefetched *s = &p->slot[!p->current];
     bool ready = settle(p);
-    if (!ready || s->step != step || s->from != from) prepare(p, s, step, from);
+    if (!ready || s->step != step || s->slot != slot || s->from != from) prepare(p, s, step, slot, from);
     p->current = !p->current;
-    bool last = s->to == s->n_units;
-    if (!p->has_thread || (last && step + 1 >= p->rows->before[p->rows->epochs])) return s;
-    p->next_step = last ? step + 1 : step;
-    p->next_from = last ? 0 : s->to;
+    bool of_slot = s->to == s->n_units, of_step = of_slot && slot + p->stride >= p->end_slot; /* it is the last one */
+    if (!p->has_thread || (of_step && step + 1 >= p->rows->before[p->rows->epochs])) return s;
+    p->next_step = of_step ? step + 1 : step;
+    p->next_slot = of_step ? p->first_slot : of_slot ? slot + p->stride : slot;
+    p->next_from = of_slot ? 0 : s->to;
     set_work(p, WANTED);
     return s;
 }

@@ -9,11 +9,12 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { SAVE_SECONDS = 120 };
+enum { SAVE_SECONDS = 120, TOGETHER = 32 /* parts after which ranks wait for each other */ };
 
 static int run(struct train *t, struct err *e)
 {
     micro_end(&t->micro);
+    train_any_runs(t, true);
     train_model_run(&t->tm, &t->micro, false, 1);
     return train_device_failed(t, e) ? e->code : 0;
 }
@@ -31,6 +32,12 @@ static int run_plain(struct train *t, bool base, struct err *e)
     t->tm.site = site;
     t->tm.experts.site = of_experts;
     return rc;
+}
+
+/* This rank has run what it has to. */
+static void end_runs(struct train *t)
+{
+    while (train_any_runs(t, false)) train_skim(t, false);
 }
 
 /* The answers of rows from `from` on, as many as fit.  @return the next row; or an error code. */
@@ -80,6 +87,7 @@ int train_reference_kl(struct train *t, bool eval, int64_t step, struct err *e)
     double *now = mem_array(n, sizeof *now), sum = 0;
     t->objective.kl = 0;
     int rc = n > 1 ? crossed(t, rows, step, false, now, e) : 0; /* a row is no other's */
+    end_runs(t);
     for (uint32_t k = 0; k < n && n > 1 && !rc; k++) sum += now[k] - known[k];
     if (!rc) t->objective.kl = fmax(0, sum / n);
     free(now);
@@ -93,6 +101,7 @@ struct progress {
     struct train *t;
     char *dir;
     int64_t done, all, saved;
+    int64_t met; /* how often the ranks have met */
     uint64_t saved_at;
 };
 
@@ -113,7 +122,7 @@ static int parts_of(struct train *t, struct ckpt_part part[2])
 static int save(struct progress *p, struct err *e)
 {
     struct ckpt_part part[2];
-    if (!p->dir || p->saved == p->done) return 0;
+    if (!p->dir || p->saved == p->done || !train_ranks_first(p->t->job.comm)) return 0;
     scheduler_gate_leave(p->t->gate);
     int rc = ckpt_write(p->dir, p->t->hash, p->done, -1, part, parts_of(p->t, part), e);
     if (rc) return err_prefix(e, "the reference's log-probabilities could not be written");
@@ -147,20 +156,49 @@ static int advance(struct progress *p, struct err *e)
     return 0;
 }
 
+/* What the ranks agree on: a failure of one, a command. */
+static int agree(struct progress *p, int rc, struct err *e)
+{
+    struct train *t = p->t;
+    if (train_agree(t, rc ? FAILED : GO_ON, 0, e) == FAILED) return e->code;
+    if (t->agreed == TRAIN_GO_ON) return 0;
+    t->seen = t->agreed;
+    return err_set(e, ERR_FULL, "a command came");
+}
+
+/* No rank gets so far ahead that the others are late, and none goes on without one that failed: all of them meet once
+ * for each TOGETHER parts, whenever each gets there; where they run each pass together, after each. */
+static int meet(struct progress *p, int rc, struct err *e)
+{
+    struct train *t = p->t;
+    if (!t->job.comm) return rc;
+    if (t->o.s.values) return agree(p, rc, e);
+    if (rc && p->met < p->all / TOGETHER) return agree(p, rc, e);
+    while (!rc && p->met < p->done / TOGETHER) {
+        p->met++;
+        rc = agree(p, 0, e);
+    }
+    return rc;
+}
+
 static int compute(struct progress *p, struct err *e)
 {
     int rc = 0;
+    p->met = p->done / TOGETHER;
     if (p->done < p->all && p->t->job.from && p->t->st.step > 0)
         return err_set(e, ERR_INVALID,
                        "the reference's log-probabilities in %s are gone, and the adapter that they are of has been "
                        "trained since: start the job anew",
                        p->dir ? p->dir : "memory");
     while (p->done < p->all && !rc) {
-        if (atomic_load(&p->t->command) != TRAIN_GO_ON) rc = err_set(e, ERR_FULL, "a command came");
+        if (!p->t->job.comm && train_stopped(p->t)) rc = err_set(e, ERR_FULL, "a command came");
         if (!rc) rc = advance(p, e);
         if (rc == ERR_NOMEM && train_fit_less(p->t, e)) rc = 0;
+        if (!rc && p->t->job.between) p->t->job.between(p->t->job.between_arg);
         if (!rc && clock_now() - p->saved_at >= SAVE_SECONDS * 1000000000ull) rc = save(p, e);
+        rc = meet(p, rc, e);
     }
+    end_runs(p->t);
     struct err why = {0};
     if (save(p, &why) && !rc) *e = why, rc = why.code;
     return rc;
@@ -198,9 +236,9 @@ int train_reference_open(struct train *t, struct err *e)
     if (!t->objective.reference || t->reference.v) return 0;
     int rc = allocate(&t->reference, &t->rows, t->objective.singles, e);
     if (!rc) rc = allocate(&t->eval_reference, &t->eval, t->objective.singles, e);
-    if (rc) return rc;
+    if (rc) return ranks_agree(t->job.comm, rc, e);
     p.all = (int64_t)t->rows.n + t->eval.n + steps_of(t, &t->rows) + steps_of(t, &t->eval);
-    if (t->job.dir) {
+    if (t->job.dir && train_ranks_first(t->job.comm)) {
         p.dir = file_join(t->job.dir, "reference");
         rc = ckpt_read(p.dir, t->hash, p.all, part, parts_of(t, part), &p.saved, &t->warnings, e);
         if (rc == ERR_INVALID && t->saved < 0) { /* of a job that was killed before its first checkpoint */
@@ -209,7 +247,9 @@ int train_reference_open(struct train *t, struct err *e)
         }
         if (p.saved > 0) p.done = p.saved;
     }
-    if (!rc) rc = compute(&p, e);
+    rc = train_share_reference(t, &p.done, rc, e);
+    /* each rank all of it, with the same bits */
+    if (!rc) rc = ranks_agree(t->job.comm, compute(&p, e), e);
     free(p.dir);
     return rc;
 }

@@ -23,13 +23,28 @@ static uint32_t look_at(const struct dataset_row *r, int max_length, uint32_t *l
     return count;
 }
 
-/* The same of a row; of a pair both together, and *chosen is the first one's length. */
-static uint32_t look(const struct dataset_row *r, int max_length, uint32_t *length, uint32_t *chosen)
+/* The tokens of a sequence up to that where its score is read.  transformers has the last one that is no pad, which of
+ * models that use the end of a text as pad is the one before it. */
+static uint32_t scored_length(const struct train_rows *to, const struct dataset_row *r)
+{
+    int n = r->n < to->max_length ? r->n : to->max_length;
+    while (n > 1 && r->id[n - 1] == to->pad) n--;
+    return (uint32_t)n;
+}
+
+/* The number of targets of a row, of a pair of both sequences together, 0: none; its length, and of a pair that of the
+ * first one. */
+static uint32_t look(const struct train_rows *to, const struct dataset_row *r, uint32_t *length, uint32_t *chosen)
 {
     *chosen = 0;
-    if (!r->second) return look_at(r, max_length, length);
+    if (!r->second) return look_at(r, to->max_length, length);
     struct dataset_row a = dataset_row_answer(r, false), b = dataset_row_answer(r, true);
-    uint32_t second, n_a = look_at(&a, max_length, chosen), n_b = look_at(&b, max_length, &second);
+    uint32_t second, n_a = look_at(&a, to->max_length, chosen), n_b = look_at(&b, to->max_length, &second);
+    if (to->scores && n_a && n_b) {
+        *chosen = scored_length(to, &a);
+        *length = *chosen + scored_length(to, &b);
+        return 2;
+    }
     *length = *chosen + second;
     return n_a && n_b ? n_a + n_b : 0;
 }
@@ -53,14 +68,16 @@ static void take(struct train_rows *to, uint32_t row, uint32_t length, uint32_t 
     to->targets += trained;
 }
 
-static void reserve(struct train_rows *r, const struct dataset *set, size_t n, int max_length, bool texts)
+static void reserve(struct train_rows *r, const struct dataset *set, size_t n, const struct train_params *p,
+                    int32_t pad)
 {
-    *r = (struct train_rows){.set = set, .epoch = -1, .max_length = max_length};
+    *r = (struct train_rows){.set = set, .epoch = -1, .max_length = p->max_length, .pad = pad};
     r->index = mem_array(n, sizeof *r->index);
     r->length = mem_array(n, sizeof *r->length);
     r->trained = mem_array(n, sizeof *r->trained);
     r->chosen = mem_array(n, sizeof *r->chosen);
-    r->texts = texts;
+    r->texts = p->method == TRAIN_ORPO;
+    r->scores = p->method == TRAIN_REWARD;
 }
 
 static int by_key(const void *a, const void *b)
@@ -81,7 +98,9 @@ static int check_kind(const struct dataset *set, uint64_t i, const struct datase
     bool singles = m == TRAIN_KTO, pairs = train_on_preferences(m) && !singles;
     const char *wrong = pairs && !r->second    ? "this method trains on pairs, and it has no rejected answer"
                         : singles && !r->label ? "method kto trains on answers with a label, and it has none"
-                        : !pairs && r->second  ? "a pair of preferences, which methods dpo, orpo and simpo train on"
+                        : r->fields            ? "a prompt, which method grpo trains on"
+                        : !pairs && r->second
+                            ? "a pair of preferences, which methods dpo, orpo, simpo and reward train on"
                         : !singles && r->label ? "its label is for method kto"
                                                : NULL;
     const char *source = dataset_row_source(set, i);
@@ -90,7 +109,15 @@ static int check_kind(const struct dataset *set, uint64_t i, const struct datase
                    wrong);
 }
 
-/* Ids are untrusted: they come from a file. */
+int train_row_check_ids(const struct dataset_row *r, uint64_t i, int vocab, struct err *e)
+{
+    for (int k = 0; k < r->n; k++)
+        if (r->id[k] < 0 || r->id[k] >= vocab)
+            return err_set(e, ERR_INVALID, "row %llu has the token id %d; the model has 0 to %d",
+                           (unsigned long long)i + 1, (int)r->id[k], vocab - 1);
+    return 0;
+}
+
 static int check_ids(const struct dataset *set, const struct train_job *job, int vocab, struct err *e)
 {
     const uint64_t LOOK = 1 << 14;
@@ -98,10 +125,7 @@ static int check_ids(const struct dataset *set, const struct train_job *job, int
         struct dataset_row r = dataset_row(set, i);
         if (i % LOOK == 0 && stopped(job, e)) return e->code;
         if (check_kind(set, i, &r, job->p.method, e)) return e->code;
-        for (int k = 0; k < r.n; k++)
-            if (r.id[k] < 0 || r.id[k] >= vocab)
-                return err_set(e, ERR_INVALID, "row %llu has the token id %d; the model has 0 to %d",
-                               (unsigned long long)i + 1, (int)r.id[k], vocab - 1);
+        if (train_row_check_ids(&r, i, vocab, e)) return e->code;
     }
     return 0;
 }
@@ -117,7 +141,7 @@ static uint64_t split(struct train_rows *to, struct train_rows *held, double fra
     for (uint64_t i = 0; key && i < rows; i++) {
         struct dataset_row r = dataset_row(set, i);
         uint32_t last, chosen;
-        if (look(&r, p->max_length, &last, &chosen)) key[n++] = rng_at(seed, dataset_row_origin(set, i));
+        if (look(to, &r, &last, &chosen)) key[n++] = rng_at(seed, dataset_row_origin(set, i));
     }
     if (key && n) {
         want = (uint64_t)llround(fraction * (double)n);
@@ -127,7 +151,7 @@ static uint64_t split(struct train_rows *to, struct train_rows *held, double fra
     }
     for (uint64_t i = 0; i < rows; i++) {
         struct dataset_row r = dataset_row(set, i);
-        uint32_t last, chosen, trained = look(&r, p->max_length, &last, &chosen);
+        uint32_t last, chosen, trained = look(to, &r, &last, &chosen);
         bool out = want && rng_at(seed, dataset_row_origin(set, i)) <= limit;
         if (!trained)
             left_out++;
@@ -162,17 +186,15 @@ static int schedule(struct train_rows *t, const struct train_params *p, const st
 }
 
 int train_rows_open(struct train_rows *train, struct train_rows *eval, const struct train_job *job,
-                    const struct train_params *p, int vocab, uint64_t *left_out, struct err *e)
+                    const struct train_params *p, int vocab, int32_t pad, uint64_t *left_out, struct err *e)
 {
     uint64_t n = dataset_rows(job->data), n_eval = job->eval ? dataset_rows(job->eval) : n;
     if (n > UINT32_MAX - 1 || n_eval > UINT32_MAX - 1) return err_set(e, ERR_INVALID, "more than 4 billion rows");
     int rc = check_ids(job->data, job, vocab, e);
     if (!rc && job->eval && (rc = check_ids(job->eval, job, vocab, e))) err_prefix(e, "evaluation data");
     if (rc) return rc;
-    bool texts = p->method == TRAIN_ORPO;
-    reserve(train, job->data, n, p->max_length, texts);
-    reserve(eval, job->eval ? job->eval : job->data, job->eval || p->eval_fraction > 0 ? n_eval : 0, p->max_length,
-            texts);
+    reserve(train, job->data, n, p, pad);
+    reserve(eval, job->eval ? job->eval : job->data, job->eval || p->eval_fraction > 0 ? n_eval : 0, p, pad);
     *left_out = split(train, eval, job->eval ? 0 : p->eval_fraction, p);
     if (job->eval) *left_out += split(eval, eval, 0, p);
     if (!train->n) return err_set(e, ERR_INVALID, "no row has a token to train on within max_length %d", p->max_length);
@@ -180,7 +202,8 @@ int train_rows_open(struct train_rows *train, struct train_rows *eval, const str
                                      .batch_tokens = p->batch_tokens,
                                      .micro_tokens = train_unit_tokens(p),
                                      .packing = p->packing,
-                                     .by_length = p->group_by_length};
+                                     .by_length = p->group_by_length,
+                                     .slots = p->grad_slots};
     train->batches = microbatches_new(train->length, train->n, &o);
     rc = schedule(train, p, job, e);
     if (rc || !eval->n) return rc;
@@ -310,6 +333,26 @@ int train_rows_tokens(const struct train_rows *r, const struct microbatches_step
     return (int)n;
 }
 
+/* Appends a sequence whose last token has a score. */
+static void add_scored(struct micro *m, const struct train_rows *r, const struct dataset_row *row, uint32_t length,
+                       struct micro_seq of)
+{
+    int first = rope_first_row(m->near_len, row->n < r->max_length ? row->n : r->max_length), t = m->n_tokens;
+    of.target = m->n_targets;
+    m->seq[m->n_seqs] = of;
+    m->q_start[m->n_seqs++] = t;
+    for (int at = 0; at < (int)length; at++, t++) {
+        m->id[t] = row->id[at];
+        m->pos[t] = first + at;
+    }
+    m->row[m->n_targets] = t - 1;
+    m->answer[m->n_targets] = 1;
+    m->sampled[m->n_targets] = NAN;
+    m->target[m->n_targets++] = row->id[length - 1];
+    m->q_start[m->n_seqs] = m->n_tokens = t;
+    m->seq[m->n_seqs].target = m->n_targets;
+}
+
 /* Appends a sequence that is one of a row's, or the row: `length` tokens and the one that they predict last.  With
  * prompt, that is predicted, too. */
 static void add_sequence(struct micro *m, const struct train_rows *r, const struct dataset_row *row, uint32_t length,
@@ -344,8 +387,32 @@ void micro_add(struct micro *m, const struct train_rows *r, uint32_t which)
     }
     rejected = dataset_row_answer(&row, true);
     row = dataset_row_answer(&row, false);
+    if (r->scores) {
+        add_scored(m, r, &row, r->chosen[which], of);
+        add_scored(m, r, &rejected, r->length[which] - r->chosen[which], of);
+        return;
+    }
     add_sequence(m, r, &row, r->chosen[which], of, r->texts);
     add_sequence(m, r, &rejected, r->length[which] - r->chosen[which], of, false);
+}
+
+void micro_add_text(struct micro *m, const int32_t *id, const float *logprob, int n_prompt, int n, uint32_t number)
+{
+    int first = rope_first_row(m->near_len, n), t = m->n_tokens;
+    m->seq[m->n_seqs] = (struct micro_seq){.target = m->n_targets, .row = number};
+    m->q_start[m->n_seqs++] = t;
+    for (int at = 0; at + 1 < n; at++, t++) {
+        m->id[t] = id[at];
+        m->pos[t] = first + at;
+        if (at + 1 < n_prompt) continue;
+        m->row[m->n_targets] = t;
+        m->answer[m->n_targets] = 1;
+        m->sampled[m->n_targets] = logprob ? logprob[at + 1 - n_prompt] : NAN;
+        m->n_sampled += logprob != NULL;
+        m->target[m->n_targets++] = id[at + 1];
+    }
+    m->q_start[m->n_seqs] = m->n_tokens = t;
+    m->seq[m->n_seqs].target = m->n_targets;
 }
 
 void micro_add_crossed(struct micro *m, const struct train_rows *r, uint32_t prompt, uint32_t answer, uint32_t number)

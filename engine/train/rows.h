@@ -16,8 +16,10 @@ struct train_rows {
     uint32_t *length, *trained; /* (n) tokens to compute: those before the last target; number of targets.  Of a pair,
                                    of both sequences together */
     uint32_t *chosen;           /* (n) of pairs: those of the chosen one */
-    bool texts;                 /* the prompts of chosen sequences are targets, too (objective.h) */
-    uint64_t tokens, targets;   /* sums */
+    bool scores; /* of pairs: a sequence's only target is its last token that is no pad, where its score is read */
+    int32_t pad;
+    bool texts;               /* the prompts of chosen sequences are targets, too (objective.h) */
+    uint64_t tokens, targets; /* sums */
     struct microbatches *batches;
     int epochs;
     int64_t *before; /* (epochs + 1) steps before each epoch; the last entry: total */
@@ -25,11 +27,14 @@ struct train_rows {
     int epoch;       /* epoch that `batches` is set to; -1: none */
 };
 
+/* Row i's ids are untrusted: they come from a file. */
+int train_row_check_ids(const struct dataset_row *, uint64_t i, int vocab, struct err *);
+
 /* Fills train, and eval (n 0: none), from the job's sets.  Rows without a target within max_length are counted in
- * *left_out.  p must have been checked.  vocab: the model's; ERR_INVALID when an id is not below it.  Both are zero
- * before the call; free both, also after an error. */
+ * *left_out.  p must have been checked.  vocab, pad: the model's; ERR_INVALID when an id is not below vocab.  Both are
+ * zero before the call; free both, also after an error. */
 int train_rows_open(struct train_rows *train, struct train_rows *eval, const struct train_job *,
-                    const struct train_params *, int vocab, uint64_t *left_out, struct err *);
+                    const struct train_params *, int vocab, int32_t pad, uint64_t *left_out, struct err *);
 void train_rows_close(struct train_rows *);
 
 /* step: of the whole job, 0 .. before[epochs] - 1. */
@@ -55,6 +60,9 @@ void micro_fill(struct micro *, const struct train_rows *, const struct microbat
 void micro_clear(struct micro *);
 void micro_add(struct micro *, const struct train_rows *, uint32_t row);
 void micro_add_crossed(struct micro *, const struct train_rows *, uint32_t prompt, uint32_t answer, uint32_t number);
+/* A text that was sampled: n ids, of which those from n_prompt >= 1 on are targets; logprob (n - n_prompt): what
+ * sampling gave these; NULL: it is not compared.  number: the sequence's `row`. */
+void micro_add_text(struct micro *, const int32_t *id, const float *logprob, int n_prompt, int n, uint32_t number);
 void micro_end(struct micro *);
 /* Sequences of len tokens, of which each is a target, n_tokens in all; the ids are left as they are: for dry runs. */
 void micro_uniform(struct micro *, int n_tokens, int len);

@@ -51,6 +51,7 @@ struct scheduler_gate {
     uint64_t waited;         /* ns in wait_outside, in all */
     double rate[WORK_KINDS]; /* cost per ns */
     double least_ns;         /* shortest chunk of an op */
+    int scratch;             /* trainers that keep it */
     double cost;             /* of the op issued last; 0: not declared */
     enum train_work work;    /* likewise */
     uint64_t passed;         /* clock at the last pass with nothing queued */
@@ -206,6 +207,16 @@ uint64_t scheduler_gate_waited(const struct scheduler_gate *g)
     return g ? g->waited : 0;
 }
 
+void scheduler_gate_keep_scratch(struct scheduler_gate *g)
+{
+    if (g) g->scratch++;
+}
+
+void scheduler_gate_drop_scratch(struct scheduler_gate *g, struct dev *d)
+{
+    if ((!g || !--g->scratch) && d->ops->trim) d->ops->trim(d);
+}
+
 bool scheduler_gate_inside(const struct scheduler_gate *g)
 {
     return !g || g->inside;
@@ -255,6 +266,14 @@ void scheduler_gate_leave(struct scheduler_gate *g)
     g->cost = 0;
     pthread_cond_signal(&g->to_engine);
     pthread_mutex_unlock(&g->lock);
+}
+
+void scheduler_gate_settle(struct scheduler_gate *g, struct dev *d)
+{
+    if (g)
+        scheduler_gate_leave(g);
+    else
+        d->ops->finish(d);
 }
 
 /* ---- engine thread --------------------------------------------------------------------------------------------- */

@@ -56,6 +56,14 @@ void scheduler_gate_finest(struct scheduler_gate *, double ns);
 /* Returns the device before a pause in which the trainer issues no ops (writing a file, end of the job).  The next
  * pass waits for it again. */
 void scheduler_gate_leave(struct scheduler_gate *);
+/* The same before the trainer waits for something else than the device, which has then done all that was enqueued; also
+ * without a gate. */
+void scheduler_gate_settle(struct scheduler_gate *, struct dev *d);
+
+/* Scratch beyond that of serving (ops.h: reserve, trim) is shared by the trainers of a gate: each keeps it from before
+ * its reserve on, and when the last one drops it, it is freed.  Inside; without a gate each drop frees it. */
+void scheduler_gate_keep_scratch(struct scheduler_gate *);
+void scheduler_gate_drop_scratch(struct scheduler_gate *, struct dev *d);
 
 /* Takes the first error of the trainer's ops since the last call.  @return false when there was none.  The gate moves
  * these errors out of the device, where they would end requests. */

@@ -101,7 +101,7 @@ static void close_activations(struct tuner *t)
     if (!t->tm.max_tokens) return;
     train_model_close(&t->tm);
     micro_close(&t->micro);
-    if (t->d->ops->trim) t->d->ops->trim(t->d);
+    scheduler_gate_drop_scratch(t->gate, t->d);
     t->tm = (struct train_model){0};
 }
 
@@ -190,6 +190,7 @@ static int open_activations(struct tuner *t, int tokens, struct err *e)
                              .max_tokens = tokens};
     if (check_memory(t, train_model_bytes(&tm, &largest), e)) return e->code;
     t->tm = tm;
+    scheduler_gate_keep_scratch(t->gate);
     micro_open(&t->micro, tokens, t->model->c.near_len);
     t->micro.weight = mem_array((size_t)tokens, sizeof *t->micro.weight);
     int rc = train_model_open(&t->tm, t->p.max_length, e);

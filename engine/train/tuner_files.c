@@ -6,6 +6,7 @@
 #include "engine/base/mem.h"
 #include "engine/model/adapter.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -31,24 +32,37 @@ static int add_line(struct buf *manifest, const char *dir, const char *name, str
     return rc;
 }
 
+static void begin_manifest(struct buf *m, int64_t steps)
+{
+    buf_printf(m, "%ssteps %" PRId64 "\n", HEAD, steps);
+}
+
+static int add_file(struct buf *m, const char *dir, const struct tuner_file *file, struct err *e)
+{
+    char *path = file_join(dir, file->name);
+    int rc = file_write_sync(path, file->data, file->bytes, e);
+    buf_printf(m, "file %s %zu %08" PRIx32 "\n", file->name, file->bytes, crc32c(0, file->data, file->bytes));
+    free(path);
+    return rc;
+}
+
+static int end_manifest(struct buf *m, const char *dir, struct err *e)
+{
+    char *path = file_join(dir, "manifest");
+    buf_printf(m, "end %08" PRIx32 "\n", crc32c(0, m->data, m->len));
+    int rc = file_write_sync(path, m->data, m->len, e);
+    free(path);
+    return rc ? rc : dir_sync(dir, e);
+}
+
 static int write_all(const char *tmp, int64_t steps, const struct tuner_file *file, int n, struct err *e)
 {
     struct buf m = {0};
-    buf_printf(&m, "%ssteps %" PRId64 "\n", HEAD, steps);
+    begin_manifest(&m, steps);
     int rc = add_line(&m, tmp, ADAPTER_CONFIG, e);
     if (!rc) rc = add_line(&m, tmp, ADAPTER_WEIGHTS, e);
-    for (int i = 0; i < n && !rc; i++) {
-        char *path = file_join(tmp, file[i].name);
-        rc = file_write_sync(path, file[i].data, file[i].bytes, e);
-        buf_printf(&m, "file %s %zu %08" PRIx32 "\n", file[i].name, file[i].bytes,
-                   crc32c(0, file[i].data, file[i].bytes));
-        free(path);
-    }
-    buf_printf(&m, "end %08" PRIx32 "\n", crc32c(0, m.data, m.len));
-    char *path = file_join(tmp, "manifest");
-    if (!rc) rc = file_write_sync(path, m.data, m.len, e);
-    if (!rc) rc = dir_sync(tmp, e);
-    free(path);
+    for (int i = 0; i < n && !rc; i++) rc = add_file(&m, tmp, &file[i], e);
+    if (!rc) rc = end_manifest(&m, tmp, e);
     buf_free(&m);
     return rc;
 }
@@ -63,21 +77,28 @@ static void finish_replacing(const char *dir)
     buf_free(&old);
 }
 
+/* What is to be renamed to dir: *tmp, which there is not; its parents are created. */
+static int name_beside(const char *dir, struct buf *tmp, struct err *e)
+{
+    const char *name = strrchr(dir, '/') + 1;
+    char *parent = mem_strndup(dir, (size_t)(name - dir) - 1);
+    buf_printf(tmp, "%s/.tmp-%s", parent, name);
+    int rc = dir_make(parent, e);
+    dir_remove(tmp->data);
+    free(parent);
+    return rc;
+}
+
 int tuner_files_write(const char *dir, const struct adapter *a, const struct model_config *c, const char *base_name,
                       int64_t steps, const struct tuner_file *file, int n, struct err *e)
 {
-    const char *name = strrchr(dir, '/') + 1;
     struct buf tmp = {0};
-    char *parent = mem_strndup(dir, (size_t)(name - dir) - 1);
-    buf_printf(&tmp, "%s/.tmp-%s", parent, name);
-    int rc = dir_make(parent, e);
-    dir_remove(tmp.data);
+    int rc = name_beside(dir, &tmp, e);
     if (!rc) rc = adapter_write(a, c, base_name, tmp.data, e);
     if (!rc) rc = write_all(tmp.data, steps, file, n, e);
     if (!rc) rc = dir_replace(tmp.data, dir, e);
     if (rc) dir_remove(tmp.data);
     buf_free(&tmp);
-    free(parent);
     return rc;
 }
 
@@ -168,4 +189,59 @@ int tuner_files_read(const char *dir, const char *name, char **data, size_t *byt
     *bytes = map.size;
     file_unmap(&map);
     return 0;
+}
+
+/* ---- sharing -------------------------------------------------------------------------------------------------------
+ */
+
+/* The file system has no further name for the file, or none for any. */
+static bool cannot_link(int error)
+{
+    return error == EPERM || error == EOPNOTSUPP || error == ENOSYS || error == EMLINK;
+}
+
+static int share_file(struct buf *m, const char *dir, const char *tmp, const struct line *l, struct err *e)
+{
+    struct file_map map;
+    if (map_file(dir, l, &map, e)) return e->code;
+    char *from = file_join(dir, l->name), *to = file_join(tmp, l->name);
+    if (link(from, to)) {
+        if (cannot_link(errno))
+            file_write_sync(to, map.data, map.size, e);
+        else
+            err_set(e, ERR_IO, "%s cannot be shared: %s", from, strerror(errno));
+    }
+    file_unmap(&map);
+    buf_printf(m, "file %s %zu %08" PRIx32 "\n", l->name, l->bytes, l->sum);
+    free(from);
+    free(to);
+    return e->code;
+}
+
+static int share_all(const char *dir, const char *tmp, const struct tuner_file *file, struct err *e)
+{
+    struct buf m = {0};
+    struct line l;
+    int64_t steps;
+    char *text = read_manifest(dir, &steps, e);
+    if (!text) return e->code;
+    begin_manifest(&m, steps);
+    int rc = dir_make(tmp, e);
+    for (const char *at = text; !rc && next_line(&at, &l);)
+        rc = strcmp(l.name, file->name) ? share_file(&m, dir, tmp, &l, e) : add_file(&m, tmp, file, e);
+    if (!rc) rc = end_manifest(&m, tmp, e);
+    buf_free(&m);
+    free(text);
+    return rc;
+}
+
+int tuner_files_share(const char *dir, const char *to, const struct tuner_file *file, struct err *e)
+{
+    struct buf tmp = {0};
+    int rc = name_beside(to, &tmp, e);
+    if (!rc) rc = share_all(dir, tmp.data, file, e);
+    if (!rc) rc = dir_replace(tmp.data, to, e);
+    if (rc) dir_remove(tmp.data);
+    buf_free(&tmp);
+    return rc;
 }

@@ -24,6 +24,9 @@ struct tuner_file {
  * ERR_IO, and dir is as it was. */
 int tuner_files_write(const char *dir, const struct adapter *, const struct model_config *, const char *base_name,
                       int64_t steps, const struct tuner_file *, int n, struct err *e);
+/* Makes `to`, which there is not, of the directory dir: its files are shared, where the file system can, not copied,
+ * but for file->name, which is written anew.  Errors as of tuner_files_check and tuner_files_write. */
+int tuner_files_share(const char *dir, const char *to, const struct tuner_file *, struct err *e);
 /* Compares every file with the manifest; *steps: as written.  ERR_NOT_FOUND: there is no such directory; ERR_INVALID:
  * it is damaged, and *e names the file. */
 int tuner_files_check(const char *dir, int64_t *steps, struct err *e);

@@ -10,6 +10,8 @@
 #include <unistd.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 /* ---- memory -------------------------------------------------------------------------------------------------- */
@@ -157,6 +159,33 @@ static bool has_amx(void)
     return has_avx512() && amx_permitted();
 }
 
+static bool has_neon(void)
+{
+#if defined(__aarch64__)
+    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#else
+    return false;
+#endif
+}
+
+static bool has_i8mm(void)
+{
+#if defined(__aarch64__)
+    return has_neon() && (getauxval(AT_HWCAP2) & HWCAP2_I8MM);
+#else
+    return false;
+#endif
+}
+
+static bool has_neonbf16(void)
+{
+#if defined(__aarch64__)
+    return has_i8mm() && (getauxval(AT_HWCAP2) & HWCAP2_BF16);
+#else
+    return false;
+#endif
+}
+
 /* Intel's vector units do half as many multiply-adds a second with vdpbf16ps as with vfmadd (docs/performance.md), so
  * the level avx512, which widens bf16 to floats, is faster there. */
 static bool multiplies_bf16_fast(void)
@@ -178,7 +207,7 @@ static const struct level {
     bool (*available)(void);
     bool (*fast)(void); /* faster than the levels behind it; else it is only taken when it is named */
     const struct isa *isa;
-    lin_fn *tiles;
+    const struct tile_kernels *tiles;
 } levels[] = {
     /* ISA_*: the level as built by meson; NULL when it was left out or is for another architecture. */
     {"amx", has_amx, always, ISA_AMX, TILES_AMX},
@@ -186,6 +215,9 @@ static const struct level {
     {"avx512", has_avx512, always, ISA_AVX512, NULL},
     {"avxvnni", has_avxvnni, always, ISA_AVXVNNI, NULL},
     {"avx2", has_avx2, always, ISA_AVX2, NULL},
+    {"neonbf16", has_neonbf16, always, ISA_NEONBF16, NULL},
+    {"i8mm", has_i8mm, always, ISA_I8MM, NULL},
+    {"neon", has_neon, always, ISA_NEON, NULL},
     {"portable", always, always, &isa_portable, NULL},
 };
 
@@ -208,7 +240,9 @@ static const struct level *level_choose(const char *name, char why[160])
             return NULL;
         }
     }
-    snprintf(why, 160, "the cpu device has no level \"%.60s\"; there are amx, avx512bf16, avx512, avxvnni, avx2, portable",
+    snprintf(why, 160,
+             "the cpu device has no level \"%.40s\"; there are amx, avx512bf16, avx512, avxvnni, avx2, neonbf16, i8mm, "
+             "neon, portable",
              name);
     return NULL;
 }
@@ -299,7 +333,7 @@ struct dev *cpu_open(const char *level, int threads, char why[160])
         d->tiles = chosen->tiles;
         for (int i = 0; i < 2; i++) dynamic8_open(&d->tables[i], i == 0);
         d->ops.kv_type = d->isa->kv_type;
-        d->ops.bf16_units = d->isa->bf16_units;
+        d->ops.bf16_units = d->isa->bf16_units || d->tiles;
         d->worker = calloc((size_t)d->head.threads, sizeof *d->worker);
         d->pool = pool_open(d->head.threads);
         if (d->worker && d->pool) return &d->head;

@@ -4,7 +4,7 @@
  * kernels
  * (*_impl.h, compiled once for each level by isa_*.c) run one task and know nothing of threads. Every kernel has one
  * order of operations for a row, whatever block computes it, so the levels agree bit for bit (except for subnormal
- * numbers, which the bf16 instructions treat as zero). */
+ * numbers, which the bf16 instructions treat as zero, and for bf16 products on tiles). */
 #ifndef TANDEM_KERNELS_CPU_H
 #define TANDEM_KERNELS_CPU_H
 
@@ -85,7 +85,7 @@ struct lin_job {
     /* int8, int4 and block: x quantised, zeros past K.  Of a block of R rows from row r0: [q_ld / 4][R][4] from q + r0
      * * q_ld; int4: also -8 times the sum of each group, [n_groups][R] from q_sum + r0 * n_groups; block: the sum. bf16
      * of rounded x: q is pairs of bf16 [q_ld / 2][R] from 2 * (r0 * q_ld) bytes on, q_ld counts bf16.
-     * For tiles: each row's q is [q_ld] from q + row * q_stride */
+     * For tiles: each row's q is [q_ld] from q + row * q_stride bytes */
     size_t q_stride;
     int8_t *q;
     float *q_step; /* (T) amax / 127 */
@@ -154,6 +154,10 @@ void lin_cut_rows(struct lin_run *, const struct cpu_dev *);
 int lin_most_rows(const struct lin_run *);
 /* The bytes of a quantised or rounded row, from the first to the next; sets the job's q_ld and q_stride. */
 size_t lin_row_bytes(struct lin_run *);
+/* From a row for tiles to the next, where each has that many bytes. */
+size_t lin_tile_stride(size_t bytes);
+/* Rounds columns from .. to - 1 of a row of n to bf16, with zeros past n; from and to: multiples of 16. */
+void lin_halve_row(const struct isa *, uint16_t *out, const float *x, int n, int from, int to);
 
 /* Types of weights that are multiplied with quantised activations; those that also need the sums of groups. */
 static inline bool lin_is_grouped(enum dtype t)
@@ -309,10 +313,16 @@ struct isa {
     void (*attn_tile_back)(struct attn_tile *); /* query blocks of a head in order */
 };
 
-extern const struct isa isa_portable, isa_avx2, isa_avxvnni, isa_avx512, isa_avx512bf16;
-/* Of int8 weights on tile registers, beside isa_avx512: the same bits as its own.  Blocks have up to LIN_TILE_ROWS rows, of
- * which it reads that many each. */
-lin_fn linear_i8_amx;
+extern const struct isa isa_portable, isa_avx2, isa_avxvnni, isa_avx512, isa_avx512bf16, isa_neon, isa_i8mm,
+    isa_neonbf16;
+/* GEMMs on tile registers, beside a level's own.  Blocks have up to LIN_TILE_ROWS rows, of which they read that many each.
+ * i8: the same bits as the level's own.  bf16: as linear_bf16_x, in another order of sums, so that it computes all rows;
+ * k0 and k1 are multiples of TILE_K, but for the end. */
+struct tile_kernels {
+    lin_fn *i8, *bf16;
+};
+enum { TILE_K = 32 };
+extern const struct tile_kernels tiles_amx;
 
 /* ---- the device ---------------------------------------------------------------------------------------------- */
 
@@ -326,7 +336,7 @@ struct cpu_dev {
     struct dev head;
     struct dev_ops ops;
     const struct isa *isa;
-    lin_fn *tiles; /* of int8 weights, for many rows; or NULL */
+    const struct tile_kernels *tiles; /* or NULL */
     struct pool *pool;
     struct scratch quant, outliers, experts, attn, train, panels;
     struct scratch transposed; /* with panels: for the backward GEMMs */

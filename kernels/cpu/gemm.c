@@ -14,11 +14,13 @@ enum { DOT_COLS = 32, DEPTH_MAX = 1280, WIDE_DEPTH = 64, SWAP_COLS = 256 };
 enum { BLOCK_MOST = 12, SLICE_LEAST = 128, SLICE_MOST = 512, TILE_FLOATS = BLOCK_MOST * SLICE_MOST };
 _Static_assert((int)DEPTH_MAX == (int)BACK_SLICE && (int)WEIGHT_SLICE == (int)PAIR, "what callers may cut at");
 _Static_assert((int)TILE_FLOATS >= 2 * PAIR * PAIR, "the tiles of a panel");
+_Static_assert((int)TILE_FLOATS >= LIN_TILE_ROWS * SLICE_LEAST, "a transposed block for tiles");
 
 struct gemm_run {
     struct cpu_dev *d;
     struct lin_job job; /* writes into y; reads x, or q */
     bool half;
+    lin_fn *tiles; /* of half, or NULL */
     int depth, padded, cols; /* of this chunk; the same, padded as in panels; of y */
     /* The right factor. */
     const struct weight *back; /* its outputs in pairs from..to; or NULL: b, k from..to */
@@ -64,7 +66,8 @@ static void multiply(const struct gemm_run *p, uint8_t *data, int block0, int bl
     j.skip = -w.pairs; /* nothing to prefetch: the next panels do not exist yet */
     j.y.p = (float *)j.y.p + (size_t)pair0 * PAIR;
     j.y.cols = p->cols - pair0 * PAIR;
-    (p->half ? p->d->isa->linear_bf16_x : p->d->isa->linear[DT_F32])(&j, block0, block1, 0, w.pairs);
+    lin_fn *fn = p->tiles ? p->tiles : p->half ? p->d->isa->linear_bf16_x : p->d->isa->linear[DT_F32];
+    fn(&j, block0, block1, 0, w.pairs);
 }
 
 static void gemm_task(void *ctx, int task, int worker)
@@ -112,6 +115,28 @@ static void halve_block(const struct gemm_run *p, int block, int from, float *ti
     }
 }
 
+/* The same for tiles: row by row. */
+static void halve_rows(const struct gemm_run *p, int block, int from, float *tile)
+{
+    const struct isa_gemm *isa = &p->d->isa->gemm;
+    int row0 = lin_block_row(&p->job, block), R = lin_block_row(&p->job, block + 1) - row0;
+    int n = p->depth - from < p->slice ? p->depth - from : p->slice, pair = p->from + from / PAIR;
+    int to = p->job.q_ld - from < p->slice ? p->job.q_ld - from : p->slice;
+    if (p->left_transposed)
+        isa->transpose(tile, p->slice, mat_row(&p->left, p->from + from) + row0, p->left.ld, n, R);
+    for (int r = 0; r < R; r++) {
+        uint16_t *out = (uint16_t *)(p->job.q + (size_t)(row0 + r) * p->job.q_stride) + from;
+        const float *x = tile;
+        if (p->left_transposed)
+            x = tile + r * p->slice;
+        else if (p->gathered)
+            isa->gather(tile, p->back, mat_row(&p->left, row0 + r), p->left.ld, pair, pair + n / PAIR);
+        else
+            x = mat_row(&p->left, row0 + r) + p->from * (p->back ? PAIR : 1) + from;
+        lin_halve_row(p->d->isa, out, x, n, 0, to);
+    }
+}
+
 /* The same as floats, in rows of q_ld. */
 static void copy_block(const struct gemm_run *p, int block, int from)
 {
@@ -134,7 +159,9 @@ static void left_task(void *ctx, int task, int worker)
     int from = task % p->slices * p->slice, block0 = task / p->slices * p->left_blocks,
         block1 = block0 + p->left_blocks;
     for (int block = block0; block < block1 && block < p->job.n_blocks; block++) {
-        if (p->half)
+        if (p->tiles)
+            halve_rows(p, block, from, p->d->worker[worker].p);
+        else if (p->half)
             halve_block(p, block, from, p->d->worker[worker].p);
         else
             copy_block(p, block, from);
@@ -152,7 +179,9 @@ static bool prepare_left(struct gemm_run *p)
         return true;
     }
     p->job.q_ld = (p->depth + 63) / 64 * 64;
-    void *to = scratch_get(&p->d->quant, (size_t)rows * (size_t)p->job.q_ld * (p->half ? 2 : 4) + 64);
+    size_t row = (size_t)p->job.q_ld * (p->half ? 2 : 4);
+    if (p->tiles) row = p->job.q_stride = lin_tile_stride(row);
+    void *to = scratch_get(&p->d->quant, ((size_t)rows + (p->tiles ? LIN_TILE_ROWS : 0)) * row + 64);
     if (!to) return false;
     p->job.q = to;
     if (!p->half) p->job.x = mat_f32(to, rows, p->job.q_ld);
@@ -187,7 +216,8 @@ static void plan_tasks(struct gemm_run *p)
 
 static bool run_chunk(struct gemm_run *p)
 {
-    int most = p->d->isa->block_rows[p->half ? DT_BF16 : DT_F32], rows = p->job.y.rows;
+    p->tiles = p->half && p->d->tiles ? p->d->tiles->bf16 : NULL;
+    int most = p->tiles ? (int)LIN_TILE_ROWS : p->d->isa->block_rows[p->half ? DT_BF16 : DT_F32], rows = p->job.y.rows;
     size_t tile = TILE_FLOATS * sizeof(float);
     p->pairs = (p->cols + PAIR - 1) / PAIR;
     p->job.n_blocks = (rows + most - 1) / most;

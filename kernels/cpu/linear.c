@@ -18,6 +18,11 @@ void lin_quantise_task(void *ctx, int task, int worker)
     int row0 = lin_block_row(j, block), R = lin_block_row(j, block + 1) - row0;
     to = to < j->q_ld ? to : j->q_ld;
     uint32_t *words = (uint32_t *)j->q + (size_t)row0 * j->q_ld / 2;
+    if (bf16 && run->tiles) {
+        for (int r = row0; r < row0 + R; r++)
+            lin_halve_row(run->isa, (uint16_t *)(j->q + (size_t)r * j->q_stride), mat_row(&j->x, r), j->x.cols, from, to);
+        return;
+    }
     if (bf16 && R >= HALVE_ROWS) {
         int n = (to < j->x.cols ? to : j->x.cols) - from;
         if (n > 0) run->isa->gemm.halve_rows(words + (size_t)from / 2 * R, R, mat_row(&j->x, row0) + from, j->x.ld, n);
@@ -37,16 +42,26 @@ void lin_quantise_task(void *ctx, int task, int worker)
     }
 }
 
+void lin_halve_row(const struct isa *isa, uint16_t *out, const float *x, int n, int from, int to)
+{
+    int left = (to < n ? to : n) - from, padded = left > 0 ? from + (left + 15) / 16 * 16 : from;
+    if (left > 0) isa->halve(out + from, DT_BF16, x + from, left);
+    if (to > padded) memset(out + padded, 0, (size_t)(to - padded) * sizeof *out);
+}
+
+/* Whole lines; and sixteen rows must not meet in the same few sets of a cache. */
+size_t lin_tile_stride(size_t bytes)
+{
+    bytes = (bytes + 63) / 64 * 64;
+    return bytes % 1024 ? bytes : bytes + 64;
+}
+
 size_t lin_row_bytes(struct lin_run *r)
 {
     struct lin_job *j = &r->job;
     j->q_ld = lin_is_grouped(j->w->t) ? j->w->k_pad : (j->w->k_pad + 63) / 64 * 64; /* to whole groups */
     size_t bytes = (size_t)j->q_ld * (lin_is_half(j->w->t) ? 2 : 1);
-    if (!r->tiles) return bytes;
-    /* whole lines; and sixteen rows must not meet in the same few sets of a cache */
-    j->q_stride = (bytes + 63) / 64 * 64;
-    if (j->q_stride % 1024 == 0) j->q_stride += 64;
-    return j->q_stride;
+    return r->tiles ? (j->q_stride = lin_tile_stride(bytes)) : bytes;
 }
 
 int lin_most_rows(const struct lin_run *r)
@@ -57,7 +72,9 @@ int lin_most_rows(const struct lin_run *r)
 void lin_cut_rows(struct lin_run *r, const struct cpu_dev *d)
 {
     struct lin_job *j = &r->job;
-    r->tiles = j->w->t == DT_I8 && j->x.rows >= LIN_TILE_LEAST ? d->tiles : NULL;
+    r->tiles = NULL;
+    if (d->tiles && j->w->t == DT_I8 && j->x.rows >= LIN_TILE_LEAST) r->tiles = d->tiles->i8;
+    if (d->tiles && j->w->t == DT_BF16 && r->rounded) r->tiles = d->tiles->bf16;
     int most = lin_most_rows(r);
     j->n_blocks = (j->x.rows + most - 1) / most;
 }
@@ -156,8 +173,8 @@ static void run_job(struct dev *head, const struct lin_job *job, const char *op)
     enum dtype t = job->w->t;
     int rows = job->x.rows, pairs = job->w->pairs;
     if (rows == 0) return;
-    lin_cut_rows(&r, d);
     r.rounded = lin_is_int(t) || (lin_is_half(t) && head->bf16_x);
+    lin_cut_rows(&r, d);
     if (job->w->order) r.job.x = order_columns(head, job->w, &job->x);
     if (!r.job.x.p || (r.rounded && !quantise_x(d, &r))) {
         dev_fail(head, op, "out of memory for %d rows of quantised activations", rows);
@@ -182,8 +199,8 @@ static void run_job(struct dev *head, const struct lin_job *job, const char *op)
     if (t == DT_BF16 && r.rounded && !job->gated && r.job.n_blocks > DEEP_BLOCKS)
         parts = (k_pad + DEPTH_MOST - 1) / DEPTH_MOST;
     for (int i = 0; i < parts; i++) {
-        r.job.k0 = (int)((int64_t)k_pad / 2 * i / parts) * 2;
-        r.job.k1 = (int)((int64_t)k_pad / 2 * (i + 1) / parts) * 2;
+        r.job.k0 = (int)((int64_t)k_pad / TILE_K * i / parts) * TILE_K;
+        r.job.k1 = i + 1 < parts ? (int)((int64_t)k_pad / TILE_K * (i + 1) / parts) * TILE_K : k_pad;
         cpu_run(d, lin_task, &r, r.pair_tasks * row_tasks, lin_ns(&r.job) / parts);
     }
 }

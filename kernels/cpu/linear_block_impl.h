@@ -40,12 +40,21 @@ INLINE vf group_minimum(const struct block_form *f, const uint8_t *super, int in
 INLINE void step_dot(vi acc[R_MAX][P_MAX], enum block_codes codes, const uint8_t *line, vl table, const int8_t *q,
                      const int R, const int P)
 {
+#ifdef VEC_MATRICES
+    UNROLL for (int i = 0; i < codes_step(codes) / 4; i += 2)
+    {
+        vb wk[2][P_MAX];
+        for (int half = 0; half < 2; half++) FOR_P wk[half][p] = codes_vector(line + p * 64, codes, table, i + half);
+        eight_columns(acc, wk[0], wk[1], q + 4 * i * R, R, P);
+    }
+#else
     UNROLL for (int i = 0; i < codes_step(codes) / 4; i++)
     {
         vb wk[P_MAX];
         FOR_P wk[p] = codes_vector(line + p * 64, codes, table, i);
         FOR_R FOR_P acc[r][p] = codes_dot(codes, acc[r][p], wk[p], q + 4 * (i * R + r));
     }
+#endif
 }
 
 /* The start of a group: sum[r], the sum of each row's activations in it, and from that the integer sums, which begin
@@ -62,6 +71,7 @@ INLINE const int32_t *group_start(vi acc[R_MAX][P_MAX], int32_t sum[R_MAX], cons
         vi less = i_set1(sum[r] * zero);
         FOR_P acc[r][p] = less;
     }
+    sums_pair(acc, R, P);
     return sums;
 }
 
@@ -92,6 +102,7 @@ INLINE void block_grouped(const struct lin_job *j, const struct block *b, enum b
                 step_dot(acc, codes, w + b->panel * 64, table, q, R, P);
                 q += codes_step(codes) * R;
             }
+            sums_pair(acc, R, P);
             FOR_P
             {
                 vf scale = group_scale(f, super, in, b->panel + p);
@@ -128,6 +139,7 @@ INLINE void block_expanded(const struct lin_job *j, const struct block *b, const
         for (int i = 0; i < lines; i++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
         for (int k = 0; k < group; k += 16, w += codes_bytes(CODES_8), q += 16 * R)
             step_dot(acc, CODES_8, w + b->panel * 64, b_table(f->table, true), q, R, P);
+        sums_pair(acc, R, P);
         FOR_P
         {
             vf s = v_load(scale + p * PANEL);

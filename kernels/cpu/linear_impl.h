@@ -146,6 +146,31 @@ INLINE void block_bf16_x(const struct lin_job *j, const struct block *b, const i
     STORE_BLOCK_INTO(v_add(acc[r][p], bias))
 }
 
+#ifdef VEC_MATRICES
+/* The sums of each two rows as products of matrices have them, and back. */
+INLINE void sums_pair(vi acc[R_MAX][P_MAX], const int R, const int P)
+{
+    UNROLL for (int r = 0; r + 1 < R; r += 2) FOR_P i_pair(&acc[r][p], &acc[r + 1][p]);
+}
+
+/* Adds the products of eight columns: weights of the first four of them, and of the others. */
+INLINE void eight_columns(vi acc[R_MAX][P_MAX], const vb first[P_MAX], const vb then[P_MAX], const int8_t *q,
+                          const int R, const int P)
+{
+    UNROLL for (int r = 0; r + 1 < R; r += 2)
+    {
+        int8x16_t both = two_rows(q + 4 * r, q + 4 * (R + r));
+        FOR_P acc[r][p] = i_dot_two(acc[r][p], b_zip_x(first[p], then[p]), both);
+        FOR_P acc[r + 1][p] = i_dot_two(acc[r + 1][p], b_zip_y(first[p], then[p]), both);
+    }
+    if (R % 2 == 0) return;
+    FOR_P acc[R - 1][p] = i_dot_s(acc[R - 1][p], first[p], q + 4 * (R - 1));
+    FOR_P acc[R - 1][p] = i_dot_s(acc[R - 1][p], then[p], q + 4 * (2 * R - 1));
+}
+#else
+INLINE void sums_pair(vi acc[R_MAX][P_MAX], const int R, const int P) {}
+#endif
+
 /* Quantised activations of a block are contiguous, [k / 4][R][4]: one pointer with constant offsets. */
 INLINE void block_i8(const struct lin_job *j, const struct block *b, const int R, const int P)
 {
@@ -157,7 +182,18 @@ INLINE void block_i8(const struct lin_job *j, const struct block *b, const int R
         vi less = I8_BIAS ? i_load(j->w->bias_sum + b->pair * PAIR + (b->panel + p) * PANEL) : i_zero();
         FOR_R acc[r][p] = less;
     }
-    for (int k = 0; k < j->w->k_pad; k += 4, w += 128, q += 4 * R) {
+    int k = 0;
+#ifdef VEC_MATRICES
+    sums_pair(acc, R, P);
+    for (; k + 8 <= j->w->k_pad; k += 8, w += 256, q += 8 * R) {
+        vb wk[2][P_MAX];
+        for (int half = 0; half < 2; half++) FOR_P wk[half][p] = b_load(w + half * 128 + p * 64);
+        for (int half = 0; half < 2; half++) FOR_P ahead = prefetch(ahead, b->stride, R);
+        eight_columns(acc, wk[0], wk[1], q, R, P);
+    }
+    sums_pair(acc, R, P);
+#endif
+    for (; k < j->w->k_pad; k += 4, w += 128, q += 4 * R) {
         vb wk[P_MAX];
         FOR_P wk[p] = b_load(w + (size_t)p * 64);
         FOR_P ahead = prefetch(ahead, b->stride, R);
@@ -184,6 +220,7 @@ INLINE void block_i4_groups(const struct lin_job *j, const struct block *b, cons
             vi sum = i_set1(sums[r]);
             FOR_P acc[r][p] = sum;
         }
+        sums_pair(acc, R, P);
         w += PAIR * sizeof *s;
         UNROLL_GROUP
         for (int k = 0; k < group; k += 8, w += 128, q += 8 * R) {
@@ -195,9 +232,14 @@ INLINE void block_i4_groups(const struct lin_job *j, const struct block *b, cons
                 high[p] = b_high(both);
             }
             FOR_P ahead = prefetch(ahead, stride, R);
+#ifdef VEC_MATRICES
+            eight_columns(acc, low, high, q, R, P);
+#else
             FOR_R FOR_P acc[r][p] = i_dot_u(acc[r][p], low[p], q + 4 * r);
             FOR_R FOR_P acc[r][p] = i_dot_u(acc[r][p], high[p], q + 4 * (R + r));
+#endif
         }
+        sums_pair(acc, R, P);
         FOR_P
         {
             vf scale = v_load_f16(s + p * PANEL);

@@ -1,4 +1,4 @@
-/* Sixteen lanes on AVX-512 (F, BW, VL, DQ, VNNI, and BF16 where the level has it).  The three vec_*.h define the same
+/* Sixteen lanes on AVX-512 (F, BW, VL, DQ, VNNI, and BF16 where the level has it).  The vec_*.h define the same
  * names with the same results, bit for bit: `vf` 16 floats, `vi` 16 int32, `vb` 64 bytes, `vm` a mask; every
  * multiply-add is fused, every reduction folds the upper half onto the lower, min and max return the second operand
  * when one is NaN. */

@@ -13,13 +13,15 @@
 namespace GPU_NAMESPACE {
 
 /* Areas of scratch, one for each use that must not share memory with the others. */
-enum area { AREA_X, AREA_Y, AREA_W, AREA_ATTN, AREA_SAMPLE, AREA_SUM, AREA_NORM, AREA_COUNT };
+enum area { AREA_X, AREA_Y, AREA_W, AREA_ATTN, AREA_SAMPLE, AREA_SUM, AREA_NORM, AREA_EXCHANGE, AREA_COUNT };
 
 struct gpu_pending; /* results that finish copies to the caller's memory */
 struct gpu_block;
 struct block_run;
 struct gpu_held; /* memory reserved by hold, from which allocations are made */
 struct gpu_graph;
+struct gpu_comm;      /* exchanges with the devices of other ranks */
+struct gpu_exchanges; /* those that a graph holds */
 
 /* What the last norm quantised of its output for the next GEMM (quantise.cu): the rows of x, in the order even_odd,
  * are in AREA_NORM at `data`; NULL: nothing. Dropped by whatever may overwrite x or move AREA_NORM: the table of
@@ -69,7 +71,8 @@ struct gpu_dev {
     int n_order, cap_order, order_at;
     bool ordering; /* measuring, only to record `order` */
     size_t l2_bytes;
-    void *lt; /* cuBLASLt state: lt.h */
+    void *lt;       /* cuBLASLt state: lt.h */
+    gpu_comm *comm; /* NULL: none */
 };
 
 static inline gpu_dev *gpu_of(struct dev *d)
@@ -253,6 +256,26 @@ void gpu_graphs_close(gpu_dev *);
 enum {
     GRAPHS_MAX = 128
 }; /* graphs kept: about twenty batch sizes of a step (engine/model/step_batch.h) for six context lengths */
+
+/* ---- exchanges (exchange.cu, nccl.cu): comm_device.h ----------------------------------------------------------- */
+
+bool gpu_comm_prepare(struct dev *, struct comm_device_id *, char why[COMM_WHY_BYTES]);
+bool gpu_comm_open(struct dev *, struct comm *, const struct comm_device_id *, char why[COMM_WHY_BYTES]);
+void gpu_comm_close(struct dev *);
+const char *gpu_comm_name(const struct dev *);
+void gpu_comm_join(struct dev *, struct mat part, struct mat whole);
+void gpu_comm_collect(struct dev *, struct mat part, struct mat whole);
+
+/* @return false when the exchanges have failed, and the device with them. gpu_comm_ended: also asks the library whether
+ * those have that were waited for. */
+bool gpu_comm_alive(gpu_dev *, const char *op);
+bool gpu_comm_ended(gpu_dev *, const char *op);
+void gpu_comm_captures(gpu_dev *); /* at the beginning of a capture */
+/* Each rank calls it at the end of a capture. @return whether all have captured; then *held, to be freed by
+ * gpu_exchanges_free, are the graph's exchanges, NULL without. */
+bool gpu_comm_captured(gpu_dev *, bool ok, gpu_exchanges **held);
+void gpu_comm_replays(gpu_dev *, const gpu_exchanges *); /* before the graph with them is launched */
+void gpu_exchanges_free(gpu_exchanges *);
 
 #define X(op) void gpu_##op(struct dev *, const struct op##_args *);
 OPS(X)

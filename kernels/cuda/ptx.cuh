@@ -245,6 +245,16 @@ __device__ inline void mma_bf16_16816_first(float (&c)[4], const unsigned (&a)[4
 #endif
 }
 
+/* Stores a word that a thread of the host reads meanwhile; nothing else is ordered by it. */
+__device__ inline void store_seen(uint64_t *p, uint64_t v)
+{
+#ifdef __CUDACC__
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+#else
+    __atomic_store_n(p, v, __ATOMIC_RELAXED);
+#endif
+}
+
 /* In a kernel launched early (LAUNCH_EARLY in device.h): waits until every preceding kernel has ended and its writes
  * are visible. Without effect in other launches and before sm_90. */
 __device__ inline void wait_for_previous()

@@ -3,11 +3,13 @@
 
 #include "kernels/dev.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
-#include <unordered_map>
+#include <map>
+#include <mutex>
 #include <unordered_set>
 #include <vector>
 
@@ -31,6 +33,7 @@ struct graph {
 };
 
 struct stream {
+    int device;
     std::deque<work> queue;
     graph *capture = nullptr;
     bool draining = false;
@@ -40,21 +43,40 @@ namespace {
 
 const size_t SHARED_MAX = 227 << 10; /* limit per block on sm_90 */
 
+enum { DEVICES_MAX = 16 };
+
+struct allocation {
+    size_t bytes;
+    int device;
+};
+
+struct device {
+    std::unordered_set<stream *> streams;
+    size_t used = 0;
+    std::atomic<cudaError_t> sticky = cudaSuccess;
+};
+
 /* Never destroyed: devices may be closed during process exit. */
 struct state {
-    std::unordered_set<stream *> streams;
-    std::unordered_map<void *, size_t> memory;
-    size_t used = 0, limit = (size_t)4 << 30;
-    cudaError_t last = cudaSuccess, sticky = cudaSuccess;
-    size_t largest = SIZE_MAX;
+    std::mutex lock; /* of all but what is atomic; never held while work runs */
+    int n_devices = 1;
+    device devices[DEVICES_MAX];
+    std::map<uintptr_t, allocation> memory; /* of all devices, by address */
+    size_t limit = (size_t)4 << 30, largest = SIZE_MAX;
     long fail_after = -1;
     struct simt_counts counts = {};
     state()
     {
         if (const char *s = getenv("SIMT_FAIL_LAUNCH")) fail_after = atol(s);
         if (const char *s = getenv("SIMT_MEMORY_BYTES")) limit = strtoull(s, nullptr, 10);
+        if (const char *s = getenv("SIMT_DEVICES")) n_devices = atoi(s);
+        if (n_devices < 1) n_devices = 1;
+        if (n_devices > DEVICES_MAX) n_devices = DEVICES_MAX;
     }
 };
+
+thread_local int current;                    /* the thread's device */
+thread_local cudaError_t last = cudaSuccess; /* the thread's last error */
 
 state &here()
 {
@@ -62,11 +84,28 @@ state &here()
     return *s;
 }
 
-cudaError_t say(cudaError_t e)
+void add(uint64_t *count)
 {
-    if (here().sticky) e = here().sticky;
-    if (e) here().last = e;
+    __atomic_fetch_add(count, 1, __ATOMIC_RELAXED);
+}
+
+cudaError_t say(cudaError_t e, int of = current)
+{
+    cudaError_t sticky = here().devices[of].sticky;
+    if (sticky) e = sticky;
+    if (e) last = e;
     return e;
+}
+
+/* The device whose memory has this address; -1: none. */
+int owner_of(uintptr_t at)
+{
+    state &h = here();
+    std::lock_guard<std::mutex> guard(h.lock);
+    auto after = h.memory.upper_bound(at);
+    if (after == h.memory.begin()) return -1;
+    auto &[from, m] = *std::prev(after);
+    return at - from < m.bytes ? m.device : -1;
 }
 
 work pop(stream *s)
@@ -85,7 +124,7 @@ void drain(stream *s, const event *upto = nullptr)
     s->draining = true;
     while (!s->queue.empty() && !(upto && upto->done == upto->wanted)) {
         work w = pop(s);
-        if (here().sticky) continue;
+        if (here().devices[s->device].sticky) continue;
         bool pair = w.kind != WORK_OTHER && !s->queue.empty() && s->queue.front().kind == WORK_EARLY;
         if (pair && !alone)
             simt::run_early(w.run, pop(s).run);
@@ -96,15 +135,22 @@ void drain(stream *s, const event *upto = nullptr)
     s->draining = false;
 }
 
-void drain_all()
+std::vector<stream *> streams_of(int index)
 {
-    for (stream *s : here().streams) drain(s);
+    state &h = here();
+    std::lock_guard<std::mutex> guard(h.lock);
+    return {h.devices[index].streams.begin(), h.devices[index].streams.end()};
+}
+
+void drain_all(int index)
+{
+    for (stream *s : streams_of(index)) drain(s);
 }
 
 /* Whether a stream is being captured, which forbids its thread many calls. */
-bool captures()
+bool captures(int index)
 {
-    for (stream *s : here().streams)
+    for (stream *s : streams_of(index))
         if (s->capture) return true;
     return false;
 }
@@ -127,22 +173,45 @@ void enqueue(cudaStream_t s, std::function<void()> fn, work_kind kind)
 
 void fail_launch(long after)
 {
-    here().fail_after = after;
+    state &h = here();
+    std::lock_guard<std::mutex> guard(h.lock);
+    h.fail_after = after;
 }
 
-bool launch_fits(dim3 grid, dim3 block, size_t smem)
+namespace {
+
+bool is_to_fail()
 {
     state &h = here();
-    if (h.sticky) return false;
-    if (h.fail_after >= 0 && h.fail_after-- == 0) {
-        h.sticky = h.last = cudaErrorIllegalAddress;
+    std::lock_guard<std::mutex> guard(h.lock);
+    return h.fail_after >= 0 && h.fail_after-- == 0;
+}
+
+} // namespace
+
+bool may_use(cudaStream_t s, const void *p)
+{
+    if (here().n_devices == 1) return true;
+    int owner = owner_of(reinterpret_cast<uintptr_t>(p));
+    if (owner < 0 || owner == s->device) return true;
+    here().devices[s->device].sticky = last = cudaErrorIllegalAddress;
+    return false;
+}
+
+bool launch_fits(cudaStream_t s, dim3 grid, dim3 block, size_t smem)
+{
+    state &h = here();
+    device &d = h.devices[s->device];
+    if (d.sticky) return false;
+    if (is_to_fail()) {
+        d.sticky = last = cudaErrorIllegalAddress;
         return false;
     }
     uint64_t threads = (uint64_t)block.x * block.y * block.z;
     bool fits = threads >= 1 && threads <= simt::THREADS_MAX && block.z <= 64 && grid.x >= 1 && grid.x <= 0x7fffffff &&
                 grid.y >= 1 && grid.y <= 65535 && grid.z >= 1 && grid.z <= 65535 && smem <= SHARED_MAX;
-    if (!fits) h.last = cudaErrorInvalidConfiguration;
-    h.counts.launches += fits;
+    if (!fits) last = cudaErrorInvalidConfiguration;
+    if (fits) add(&h.counts.launches);
     return fits;
 }
 
@@ -181,17 +250,20 @@ void give_memory(void *p, size_t bytes)
 
 cudaError_t cudaGetDeviceCount(int *n)
 {
-    *n = 1;
+    *n = here().n_devices;
     return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int index)
 {
-    return index == 0 ? cudaSuccess : say(cudaErrorInvalidValue);
+    if (index < 0 || index >= here().n_devices) return say(cudaErrorInvalidDevice);
+    current = index;
+    return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int index)
 {
+    if (index < 0 || index >= here().n_devices) return say(cudaErrorInvalidDevice);
     *p = {};
     snprintf(p->name, sizeof p->name, "simt");
     p->totalGlobalMem = here().limit;
@@ -205,31 +277,36 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int index)
 void new_process()
 {
     state &h = here();
-    for (auto &m : h.memory) give_memory(m.first, m.second);
+    std::lock_guard<std::mutex> guard(h.lock);
+    for (auto &[at, m] : h.memory) give_memory(reinterpret_cast<void *>(at), m.bytes);
     h.memory.clear();
-    h.used = 0;
-    for (stream *s : h.streams) delete s;
-    h.streams.clear();
-    h.last = h.sticky = cudaSuccess;
+    for (device &d : h.devices) {
+        d.used = 0;
+        for (stream *s : d.streams) delete s;
+        d.streams.clear();
+        d.sticky = cudaSuccess;
+    }
+    last = cudaSuccess;
+    current = 0;
     h.fail_after = -1;
 }
 
 cudaError_t cudaDeviceSynchronize()
 {
-    drain_all();
+    drain_all(current);
     return say(cudaSuccess);
 }
 
 cudaError_t cudaGetLastError()
 {
-    cudaError_t e = here().last;
-    here().last = here().sticky;
+    cudaError_t e = last;
+    last = here().devices[current].sticky;
     return e;
 }
 
 cudaError_t cudaPeekAtLastError()
 {
-    return here().last;
+    return last;
 }
 
 const char *cudaGetErrorString(cudaError_t e)
@@ -238,6 +315,7 @@ const char *cudaGetErrorString(cudaError_t e)
     case cudaSuccess: return "no error";
     case cudaErrorInvalidValue: return "invalid argument";
     case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInvalidDevice: return "invalid device ordinal";
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
     case cudaErrorNotReady: return "device not ready";
     case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
@@ -251,34 +329,42 @@ const char *cudaGetErrorString(cudaError_t e)
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
 {
-    *total = here().limit;
-    *free_bytes = here().limit - here().used;
+    state &h = here();
+    std::lock_guard<std::mutex> guard(h.lock);
+    *total = h.limit;
+    *free_bytes = h.limit - h.devices[current].used;
     return say(cudaSuccess);
 }
 
 cudaError_t cudaMalloc(void **p, size_t bytes)
 {
     state &h = here();
+    device &d = h.devices[current];
     *p = nullptr;
-    if (captures()) return say(cudaErrorStreamCaptureUnsupported);
-    if (bytes > h.limit - h.used || bytes > h.largest || !take_memory(p, bytes)) return say(cudaErrorMemoryAllocation);
-    h.counts.memory++;
-    h.memory[*p] = bytes;
-    h.used += bytes;
+    if (captures(current)) return say(cudaErrorStreamCaptureUnsupported);
+    std::lock_guard<std::mutex> guard(h.lock);
+    if (bytes > h.limit - d.used || bytes > h.largest || !take_memory(p, bytes)) return say(cudaErrorMemoryAllocation);
+    add(&h.counts.memory);
+    h.memory[reinterpret_cast<uintptr_t>(*p)] = {bytes, current};
+    d.used += bytes;
     return say(cudaSuccess);
 }
 
 cudaError_t cudaFree(void *p)
 {
-    if (captures()) return say(cudaErrorStreamCaptureUnsupported);
-    drain_all();
+    state &h = here();
+    int owner = p ? owner_of(reinterpret_cast<uintptr_t>(p)) : current;
+    if (owner < 0) return say(cudaErrorInvalidValue);
+    if (captures(owner)) return say(cudaErrorStreamCaptureUnsupported);
+    drain_all(owner);
     if (!p) return say(cudaSuccess);
-    auto at = here().memory.find(p);
-    if (at == here().memory.end()) return say(cudaErrorInvalidValue);
-    size_t bytes = at->second;
-    here().used -= bytes;
-    here().memory.erase(at);
-    here().counts.memory++;
+    std::lock_guard<std::mutex> guard(h.lock);
+    auto at = h.memory.find(reinterpret_cast<uintptr_t>(p));
+    if (at == h.memory.end()) return say(cudaErrorInvalidValue);
+    size_t bytes = at->second.bytes;
+    h.devices[owner].used -= bytes;
+    h.memory.erase(at);
+    add(&h.counts.memory);
     give_memory(p, bytes);
     return say(cudaSuccess);
 }
@@ -290,15 +376,44 @@ cudaError_t cudaMallocHost(void **p, size_t bytes)
 
 cudaError_t cudaFreeHost(void *p)
 {
-    drain_all();
+    drain_all(current);
     free(p);
     return say(cudaSuccess);
 }
 
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t s)
+namespace {
+
+/* Whether memory is what the kind of a copy says: of the stream's device, or, where both ends are devices', of any. */
+bool is_of_device(const void *p, size_t bytes, const stream *s, bool both)
 {
+    int owner = bytes ? owner_of(reinterpret_cast<uintptr_t>(p)) : s->device;
+    return both ? owner >= 0 : owner == s->device;
+}
+
+} // namespace
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t s)
+{
+    bool both = kind == cudaMemcpyDeviceToDevice;
+    if ((kind != cudaMemcpyDeviceToHost && !is_of_device(to, bytes, s, both)) ||
+        (kind != cudaMemcpyHostToDevice && !is_of_device(from, bytes, s, both)))
+        return say(cudaErrorInvalidValue);
     enqueue(s, [=] {
         if (bytes) memcpy(to, from, bytes);
+    });
+    return say(cudaSuccess);
+}
+
+/* Only between devices. */
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, cudaMemcpyKind kind, cudaStream_t s)
+{
+    if (kind != cudaMemcpyDeviceToDevice || width > to_pitch || width > from_pitch ||
+        !is_of_device(to, width, s, true) || !is_of_device(from, width, s, true))
+        return say(cudaErrorInvalidValue);
+    enqueue(s, [=] {
+        for (size_t i = 0; i < height; i++)
+            memcpy(static_cast<char *>(to) + i * to_pitch, static_cast<const char *>(from) + i * from_pitch, width);
     });
     return say(cudaSuccess);
 }
@@ -316,14 +431,18 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s)
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
 {
-    here().streams.insert(*s = new stream);
+    state &h = here();
+    std::lock_guard<std::mutex> guard(h.lock);
+    h.devices[current].streams.insert(*s = new stream{current});
     return say(cudaSuccess);
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t s)
 {
+    state &h = here();
     drain(s);
-    here().streams.erase(s);
+    std::lock_guard<std::mutex> guard(h.lock);
+    h.devices[s->device].streams.erase(s);
     delete s;
     return say(cudaSuccess);
 }
@@ -331,9 +450,9 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
 cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
     if (s->capture) return say(cudaErrorStreamCaptureUnsupported);
-    here().counts.syncs++;
+    add(&here().counts.syncs);
     drain(s);
-    return say(cudaSuccess);
+    return say(cudaSuccess, s->device);
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
@@ -344,7 +463,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
 
 cudaError_t cudaEventDestroy(cudaEvent_t e)
 {
-    drain_all();
+    if (e->on) drain(e->on);
     delete e;
     return say(cudaSuccess);
 }
@@ -371,7 +490,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
 
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
-    here().counts.event_waits++;
+    add(&here().counts.event_waits);
     if (e->on) drain(e->on, e);
     return say(cudaSuccess);
 }
@@ -409,14 +528,14 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus *statu
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t g, unsigned long long)
 {
     *exec = new graph(*g);
-    here().counts.graphs++;
+    add(&here().counts.graphs);
     return say(cudaSuccess);
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t g, cudaStream_t s)
 {
-    if (here().sticky) return say(cudaSuccess);
-    here().counts.replays++;
+    if (here().devices[s->device].sticky) return say(cudaSuccess, s->device);
+    add(&here().counts.replays);
     for (const work &w : g->nodes) enqueue(s, w.run, w.kind);
     return say(cudaSuccess);
 }
@@ -437,7 +556,11 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t g)
 
 struct simt_counts simt_counts(void)
 {
-    return simt_runtime::here().counts;
+    struct simt_counts c, *from = &simt_runtime::here().counts;
+    uint64_t *to[] = {&c.syncs, &c.graphs, &c.replays, &c.launches, &c.memory, &c.event_waits};
+    uint64_t *of[] = {&from->syncs, &from->graphs, &from->replays, &from->launches, &from->memory, &from->event_waits};
+    for (int i = 0; i < 6; i++) *to[i] = __atomic_load_n(of[i], __ATOMIC_RELAXED);
+    return c;
 }
 
 void simt_fail_launch(long after)

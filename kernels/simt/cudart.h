@@ -2,14 +2,18 @@
  *
  * A stream is a queue that runs only when a caller waits for it (or for memory that it may write): code that relies
  * on work which a device might not have done yet fails here too. Device memory is heap memory filled with 0xFF;
- * large allocations are mapped on first touch. Names and meanings are those of the CUDA Runtime API, version 13. One
- * thread uses one device at a time; nothing here is locked. */
+ * large allocations are mapped on first touch. Names and meanings are those of the CUDA Runtime API, version 13.
+ *
+ * There are as many devices as the environment variable SIMT_DEVICES says, 1 to 16, by default one; each has memory of
+ * SIMT_MEMORY_BYTES. A kernel that is given the address of another device's memory is an illegal access, as without
+ * peer access, which is not here. Several threads may use devices at the same time, each device one thread. */
 #ifndef TANDEM_KERNELS_SIMT_CUDART_H
 #define TANDEM_KERNELS_SIMT_CUDART_H
 
 #include "kernels/simt/simt.h"
 
 #include <functional>
+#include <type_traits>
 
 namespace simt_runtime {
 
@@ -18,6 +22,7 @@ enum cudaError_t {
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
     cudaErrorInvalidConfiguration = 9,
+    cudaErrorInvalidDevice = 101,
     cudaErrorNotReady = 600,
     cudaErrorIllegalAddress = 700,
     cudaErrorStreamCaptureUnsupported = 900,
@@ -56,6 +61,8 @@ cudaError_t cudaFree(void *);
 cudaError_t cudaMallocHost(void **, size_t);
 cudaError_t cudaFreeHost(void *);
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t, cudaMemcpyKind, cudaStream_t);
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, cudaMemcpyKind, cudaStream_t);
 cudaError_t cudaMemsetAsync(void *, int, size_t, cudaStream_t);
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *, unsigned);
@@ -83,19 +90,34 @@ enum work_kind { WORK_OTHER, WORK_KERNEL, WORK_EARLY };
 /* Enqueues work into a stream. */
 void enqueue(cudaStream_t, std::function<void()>, work_kind = WORK_OTHER);
 /* Sets the last error as a launch with these sizes would. @return true when the launch is valid. */
-bool launch_fits(dim3 grid, dim3 block, size_t smem);
+bool launch_fits(cudaStream_t, dim3 grid, dim3 block, size_t smem);
+/* Whether a kernel of the stream's device may use what p points to; if not, the device fails for good. */
+bool may_use(cudaStream_t, const void *p);
 /* Injects a fault for tests: after `after` more launches one fails with a sticky error (cudaErrorIllegalAddress)
  * that only new_process clears; -1: never. Also set by the environment variable SIMT_FAIL_LAUNCH. */
 void fail_launch(long after);
 /* Resets the runtime to the state of a new process: no error, no memory, no streams. No device may be open. */
 void new_process();
 
+/* Of an argument that is a pointer or a matrix (p); what other structs point to is not looked at. */
+template <class A> bool may_use_argument(cudaStream_t s, const A &a)
+{
+    if constexpr (std::is_pointer_v<A>)
+        return may_use(s, (const void *)a);
+    else if constexpr (requires { static_cast<const void *>(a.p); })
+        return may_use(s, a.p);
+    else
+        return true;
+}
+
 /* early: a programmatic dependent launch. */
 template <class... P, class... A>
 void launch_as(cudaStream_t s, bool early, dim3 grid, dim3 block, size_t smem, void (*kernel)(P...), A... args)
 {
-    if (!launch_fits(grid, block, smem)) return;
-    auto work = [=, call = std::tuple<P...>(args...)]() mutable {
+    std::tuple<P...> with(args...);
+    bool may = std::apply([=](const auto &...a) { return (may_use_argument(s, a) && ...); }, with);
+    if (!may || !launch_fits(s, grid, block, smem)) return;
+    auto work = [=, call = with]() mutable {
         struct run {
             void (*kernel)(P...);
             std::tuple<P...> *call;

@@ -39,8 +39,8 @@ static void put_adapter(struct buf *out, const struct served_model *m, const str
     json_put_string(out, m->id, strlen(m->id));
     buf_printf(out, ",\"version\":%llu,\"r\":%d,\"lora_alpha\":", (unsigned long long)a->version, a->r);
     json_put_number(out, a->alpha);
-    buf_printf(out, ",\"use_rslora\":%s,\"bytes\":%zu,\"requests\":%d,\"target_modules\":[",
-               a->rslora ? "true" : "false", a->bytes, a->requests);
+    buf_printf(out, ",\"use_rslora\":%s,\"scores\":%s,\"bytes\":%zu,\"requests\":%d,\"target_modules\":[",
+               a->rslora ? "true" : "false", a->scores ? "true" : "false", a->bytes, a->requests);
     for (const char *at = a->targets; *at; at += *at == ',') {
         size_t n = strcspn(at, ",");
         if (at != a->targets) buf_char(out, ',');

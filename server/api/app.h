@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct answered_ring;
 struct batches;
 struct bridge;
 struct device_turn;
@@ -18,6 +19,7 @@ struct device_watch;
 struct evaluations;
 struct http_server;
 struct jobs;
+struct kv_publisher;
 struct model_table;
 struct served_model;
 struct settings;
@@ -27,12 +29,16 @@ struct tinker;
 struct uv_loop_s;
 struct watchdog;
 
+struct ranks;
+
 struct app {
     const struct settings *set;
     enum serving_state state;
-    struct served_model *model; /* the default one */
-    struct model_table *models; /* NULL: there is only that one, as in tandem batch */
-    struct device_turn *turn;   /* of the engines; NULL: there is only one */
+    struct served_model *model;     /* the default one */
+    struct model_table *models;     /* NULL: there is only that one, as in tandem batch */
+    struct ranks *ranks;            /* cli/ranks.h; NULL: the models are not divided */
+    struct device_turn *turn;       /* of the engines; NULL: there is only one */
+    struct kv_publisher *kv_events; /* NULL: no --kv-events */
     struct admission *admission;
     struct admission *background; /* of local exchanges (net/local.h): a queue of its own, behind all others */
     struct bridge *bridge;
@@ -44,6 +50,7 @@ struct app {
     struct batches *batches;
     struct evaluations *evaluations;
     struct tinker *tinker;
+    struct answered_ring *answered; /* NULL: no feedback is collected */
     struct watchdog *watchdog;
     struct metrics metrics;
     struct credentials credentials;

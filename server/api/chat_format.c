@@ -242,19 +242,20 @@ enum tool_format chat_tool_format(const struct chat_format *c, const struct open
     return c->tools == TOOL_FORMAT_NONE && demanded(p) ? TOOL_FORMAT_HERMES : c->tools;
 }
 
-/* A text of the format in which the marks that are special tokens of the vocabulary stand between two
- * CALLS_SPECIAL. */
-static char *mark_special(const char *text, const struct output_format *f, const struct tokenizer *t)
+/* A text of the format, or a mark of the thoughts, in which the marks that are special tokens of the vocabulary stand
+ * between two CALLS_SPECIAL. */
+static char *mark_special(const char *text, const struct output_format *f, const struct reasoning_marks *r,
+                          const struct tokenizer *t)
 {
-    const char *const *lists[] = {f->group, f->open, f->close};
+    const char *const *lists[] = {f->group, f->open, f->close, r->specials};
     const char *single[] = {f->end, f->quote, "[ARGS]", TOOL_DEEPSEEK_SEP};
     struct buf out = {0};
     buf_str(&out, "");
     while (*text) {
         size_t longest = 0;
-        for (size_t i = 0; i < 3 * FORMAT_MARKS + 4; i++) {
+        for (size_t i = 0; i < 4 * FORMAT_MARKS + 4; i++) {
             const char *mark =
-                i < 3 * FORMAT_MARKS ? lists[i / FORMAT_MARKS][i % FORMAT_MARKS] : single[i - 3 * FORMAT_MARKS];
+                i < 4 * FORMAT_MARKS ? lists[i / FORMAT_MARKS][i % FORMAT_MARKS] : single[i - 4 * FORMAT_MARKS];
             size_t n = mark ? strlen(mark) : 0;
             if (n <= longest || strncmp(text, mark, n) != 0) continue;
             int32_t id = tokenizer_find(t, mark);
@@ -268,9 +269,10 @@ static char *mark_special(const char *text, const struct output_format *f, const
     return out.data;
 }
 
-static void add_text(cJSON *list, const char *text, const struct output_format *f, const struct tokenizer *t)
+static void add_text(cJSON *list, const char *text, const struct output_format *f, const struct reasoning_marks *r,
+                     const struct tokenizer *t)
 {
-    char *marked = mark_special(text ? text : "", f, t);
+    char *marked = mark_special(text ? text : "", f, r, t);
     cJSON_AddItemToArray(list, cJSON_CreateString(marked));
     free(marked);
 }
@@ -288,18 +290,19 @@ static const cJSON *format_of(const cJSON *function)
     return alone && format ? input : NULL;
 }
 
-/* What schema/calls.h makes a grammar of.  Not demanded: calls of all tools, with arguments of the model's own where
- * the tool has no format. */
-static cJSON *describe_calls(const struct openai_params *p, const struct output_format *f, const struct tokenizer *t,
+/* What schema/calls.h makes a grammar of.  Not demanded: calls of all tools, with whatever arguments where the tool has
+ * no format. */
+static cJSON *describe_calls(const struct chat_format *c, const struct openai_params *p, const struct tokenizer *t,
                              bool demanded)
 {
+    const struct output_format *f = output_format(chat_tool_format(c, p));
+    const struct reasoning_marks *r = reasoning_marks(c->reasoning);
     const struct call_shape *s = &f->shape;
     const char *texts[] = {s->first, s->before, s->between, s->after, s->next, s->last, s->quote};
     cJSON *top = cJSON_CreateObject(), *shape = cJSON_AddArrayToObject(top, "shape");
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) add_text(shape, texts[i], f, t);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) add_text(shape, texts[i], f, r, t);
     cJSON_AddNumberToObject(top, "arguments", s->arguments);
-    cJSON_AddBoolToObject(top, "many",
-                          demanded && p->parallel_tool_calls && p->tool_choice == TOOL_CHOICE_REQUIRED && !s->single);
+    cJSON_AddBoolToObject(top, "many", p->parallel_tool_calls && p->tool_choice != TOOL_CHOICE_NAMED && !s->single);
     cJSON *list = cJSON_AddArrayToObject(top, "tools");
     for (const cJSON *tool = p->tools->child; tool; tool = tool->next) {
         const cJSON *function = cJSON_GetObjectItemCaseSensitive(tool, "function");
@@ -309,11 +312,33 @@ static cJSON *describe_calls(const struct openai_params *p, const struct output_
         cJSON *item = cJSON_CreateObject();
         cJSON_AddStringToObject(item, "name", name);
         if (!demanded && !format_of(function))
-            cJSON_AddStringToObject(cJSON_AddObjectToObject(item, "parameters"), "type", "object");
+            cJSON_AddTrueToObject(item, "any");
         else if (cJSON_IsObject(parameters))
             cJSON_AddItemToObject(item, "parameters", cJSON_Duplicate(parameters, true));
+        if (format_of(function)) cJSON_AddTrueToObject(item, "described");
         cJSON_AddItemToArray(list, item);
     }
+    return top;
+}
+
+/* What schema/answer.h takes: what is around calls that are not demanded. */
+static cJSON *describe_text(const struct chat_format *c, const struct output_format *f, const struct tokenizer *t)
+{
+    const struct reasoning_marks *r = reasoning_marks(c->reasoning);
+    bool channels = f == output_format(TOOL_FORMAT_HARMONY), own = f->none[0];
+    const char *const nothing[FORMAT_MARKS] = {0};
+    /* harmony's in the order in which answer.c takes them */
+    const char *const *lists[] = {own ? f->none : f->open, channels ? f->close : nothing, own ? nothing : f->group};
+    cJSON *top = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(top, "marks");
+    for (size_t k = 0; k < 3; k++)
+        for (size_t i = 0; i < FORMAT_MARKS && lists[k][i]; i++) add_text(list, lists[k][i], f, r, t);
+    bool object = f->bare & FORM_OBJECT, other = f->bare & (FORM_LIST | FORM_PYTHON);
+    cJSON_AddStringToObject(top, "starts", object && other ? "{[" : object ? "{" : other ? "[" : "");
+    cJSON_AddBoolToObject(top, "channels", channels);
+    if (!r->begin) return top;
+    list = cJSON_AddArrayToObject(top, "thoughts");
+    add_text(list, r->begin, f, r, t);
+    add_text(list, r->end, f, r, t);
     return top;
 }
 
@@ -324,7 +349,7 @@ static void lead_to_answer(enum reasoning_format reasoning, const struct tokeniz
     static const char lead[] = "<|channel|>final<|message|>";
     bool json = request->kind == CONSTRAINT_JSON_OBJECT || request->kind == CONSTRAINT_JSON_SCHEMA;
     if (reasoning != REASONING_HARMONY || !json) return;
-    char *marked = mark_special(lead, output_format(TOOL_FORMAT_HARMONY), t);
+    char *marked = mark_special(lead, output_format(TOOL_FORMAT_HARMONY), reasoning_marks(reasoning), t);
     constraint_set_lead(request, marked);
     free(marked);
 }
@@ -343,8 +368,8 @@ int chat_tool_constraint(const struct chat_format *c, const struct openai_params
     if (request->kind != CONSTRAINT_NONE)
         return err_set(e, ERR_INVALID, "tool_choice: a call is demanded, and %s asks for something else",
                        request->field);
-    cJSON *calls = describe_calls(p, output_format(chat_tool_format(c, p)), t, true);
-    constraint_set_calls(request, "tools", calls, NULL, e);
+    cJSON *calls = describe_calls(c, p, t, true);
+    constraint_set_calls(request, "tools", calls, e);
     cJSON_Delete(calls);
     return e->code;
 }
@@ -352,20 +377,16 @@ int chat_tool_constraint(const struct chat_format *c, const struct openai_params
 int chat_calls_constraint(const struct chat_format *c, const struct openai_params *p, const struct tokenizer *t,
                           struct constraint_request *request, struct err *e)
 {
-    const struct output_format *f = output_format(chat_tool_format(c, p));
+    enum tool_format format = chat_tool_format(c, p);
     bool formats = false;
     e->code = 0;
     for (const cJSON *tool = p->tools ? p->tools->child : NULL; tool; tool = tool->next)
         formats = formats || format_of(cJSON_GetObjectItemCaseSensitive(tool, "function"));
-    if (!formats || demanded(p) || request->kind != CONSTRAINT_NONE || f != output_format(TOOL_FORMAT_HERMES)) return 0;
-    struct buf mark = {0};
-    buf_append(&mark, f->shape.before, strcspn(f->shape.before, "\n"));
-    int32_t id = tokenizer_find(t, mark.data);
-    if (id < 0 || !tokenizer_is_special(t, id)) { /* a special token is not generated within a text (mask.c) */
-        cJSON *calls = describe_calls(p, f, t, false);
-        constraint_set_calls(request, "tools", calls, mark.data, e);
-        cJSON_Delete(calls);
-    }
-    buf_free(&mark);
+    if (!formats || demanded(p) || request->kind != CONSTRAINT_NONE || format == TOOL_FORMAT_NONE) return 0;
+    cJSON *calls = describe_calls(c, p, t, false);
+    cJSON_AddItemToObject(calls, "free", describe_text(c, output_format(format), t));
+    struct err large = {0};
+    if (!constraint_set_calls(request, "tools", calls, &large)) constraint_request_free(request);
+    cJSON_Delete(calls);
     return e->code;
 }

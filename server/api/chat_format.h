@@ -47,7 +47,7 @@ enum tool_format chat_tool_format(const struct chat_format *, const struct opena
 int chat_tool_constraint(const struct chat_format *, const struct openai_params *, const struct tokenizer *,
                          struct constraint_request *, struct err *e);
 /* Where the model may call, and a tool has a format of its text (custom tools of /v1/responses): sets the constraint
- * that its calls are such. */
+ * that its calls are such, unless it is too large. */
 int chat_calls_constraint(const struct chat_format *, const struct openai_params *, const struct tokenizer *,
                           struct constraint_request *, struct err *e);
 

@@ -38,6 +38,7 @@ void choice_free(struct choice *v)
     buf_free(&v->offsets);
     buf_free(&v->ids);
     buf_free(&v->prompt);
+    buf_free(&v->scores);
     *v = (struct choice){0};
 }
 
@@ -307,10 +308,10 @@ static void add_prompt_logprobs(struct choice *v, const struct event *ev, const 
         buf_str(&v->prompt, "null");
         return;
     }
-    const struct top_token *top = batch->top + ev->top;
+    const struct top_token *top = ev->n_top > 0 ? batch->top + ev->top : NULL;
     buf_char(&v->prompt, '{');
     put_prompt_entry(v, ev->token, ev->logprob, ev->rank);
-    for (int i = 0; i < shown(ev, most); i++) {
+    for (int i = 0; top && i < shown(ev, most); i++) {
         if (top[i].id < 0 || top[i].id == ev->token) continue;
         buf_char(&v->prompt, ',');
         put_prompt_entry(v, top[i].id, top[i].logprob, i + 1);
@@ -333,6 +334,11 @@ void choice_put_prompt_logprobs(struct buf *out, const struct choice *v)
         put_list(out, v->first ? &v->first->prompt : &v->prompt);
 }
 
+void choice_put_scores(struct buf *out, const struct choice *v)
+{
+    put_list(out, v->first ? &v->first->scores : &v->scores);
+}
+
 void choice_put_prompt_ids(struct buf *out, const struct choice *v)
 {
     buf_char(out, '[');
@@ -347,8 +353,20 @@ void choice_put_ids(struct buf *out, const struct choice *v)
 
 /* ---- events ---------------------------------------------------------------------------------------------------- */
 
+static void add_scores(struct choice *v, const struct event *ev, const struct event_batch *batch)
+{
+    if (!ev->n_scored) return;
+    buf_str(&v->scores, v->scores.len ? ",[" : "[");
+    for (int i = 0; i < ev->n_scored; i++) {
+        if (i) buf_char(&v->scores, ',');
+        json_put_number(&v->scores, batch->top[ev->scored + (uint32_t)i].logprob); /* NAN is written as null */
+    }
+    buf_char(&v->scores, ']');
+}
+
 static void add_prompt_token(struct choice *v, const struct event *ev, const struct event_batch *batch)
 {
+    add_scores(v, ev, batch);
     add_prompt_logprobs(v, ev, batch);
     if (!v->c->params->echo) return;
     add_logprobs(v, ev, batch);
@@ -372,7 +390,12 @@ static void add_token(struct choice *v, const struct event *ev, const struct eve
     if (ev->finish == FINISH_NONE) release(v, v->held.len - bytes_to_hold(v));
 }
 
-enum { ENTRY = 256 /* a token as JSON, with its bytes as numbers */, ID = 12 };
+enum { ENTRY = 256 /* a token as JSON, with its bytes as numbers */, ID = 12, SCORE = 24 };
+
+static size_t scores_of(const struct event *ev)
+{
+    return ev->n_scored > 0 ? ((size_t)ev->n_scored + 1) * SCORE : 0;
+}
 
 static size_t prompt_entries_of(const struct choice *v, const struct event *ev)
 {
@@ -391,6 +414,7 @@ bool choice_room(struct choice *v, const struct event *ev)
     bool objects = v->c->route != OPENAI_COMPLETIONS;
     if (!buf_try_room(&v->held, ev->text_len) || !buf_try_room(&v->text, v->held.len + ev->text_len)) return false;
     if (!buf_try_room(&v->ids, ID) || !buf_try_room(&v->prompt, prompt_entries_of(v, ev) * ENTRY)) return false;
+    if (!buf_try_room(&v->scores, scores_of(ev))) return false;
     if (!entries) return true;
     if (objects) return buf_try_room(&v->tokens, entries * ENTRY);
     return buf_try_room(&v->tokens, ENTRY) && buf_try_room(&v->values, ENTRY) &&
@@ -401,7 +425,9 @@ size_t choice_event_bytes(const struct choice *v, const struct event *ev)
 {
     size_t entries = entries_of(v, ev);
     size_t prompt = prompt_entries_of(v, ev) * ENTRY, id = v->c->params->return_ids ? ID : 0;
-    return ev->kind == EV_DONE ? 0 : 3 * (2 * ev->text_len + (entries ? entries + 3 : 0) * ENTRY + prompt + id);
+    return ev->kind == EV_DONE
+               ? 0
+               : 3 * (2 * ev->text_len + (entries ? entries + 3 : 0) * ENTRY + prompt + id + scores_of(ev));
 }
 
 size_t choice_bytes(const struct choice *v)
@@ -409,7 +435,7 @@ size_t choice_bytes(const struct choice *v)
     const struct buf *prompt = v->first && v->c->route == OPENAI_COMPLETIONS ? &v->first->prompt : &v->prompt;
     const struct tool_answer *a = &v->answer;
     return 2 * (v->text.len + v->held.len + v->thoughts.len + a->thoughts.len + a->content.len) + v->tokens.len +
-           v->values.len + v->top.len + v->offsets.len + v->ids.len + prompt->len +
+           v->values.len + v->top.len + v->offsets.len + v->ids.len + prompt->len + v->scores.len +
            (v->c->params->return_ids ? v->n_prompt_ids * ID : 0);
 }
 

@@ -33,6 +33,7 @@ struct choice {
     struct buf tokens, values, top, offsets;
     struct buf ids;             /* return_token_ids: of the tokens not sent yet, likewise */
     struct buf prompt;          /* prompt_logprobs, likewise; only the first choice of a prompt has them */
+    struct buf scores;          /* prompt_logprob_token_ids, likewise */
     const struct choice *first; /* that choice; NULL: this one */
     const int32_t *prompt_ids;  /* (n_prompt_ids), the caller's; they outlive it */
     size_t n_prompt_ids;
@@ -75,6 +76,8 @@ void choice_put_logprobs(struct buf *out, const struct choice *);
 /* vLLM's [null,{"7":{"logprob":-1.5,"rank":1,"decoded_token":" a"},...},...], of all alternatives and the token itself
  */
 void choice_put_prompt_logprobs(struct buf *out, const struct choice *);
+/* vLLM's [[-1.5,null],...]: of the given ids, a list for each row */
+void choice_put_scores(struct buf *out, const struct choice *);
 /* [7,8]: of its prompt, and of its tokens that were not sent yet */
 void choice_put_prompt_ids(struct buf *out, const struct choice *);
 void choice_put_ids(struct buf *out, const struct choice *);

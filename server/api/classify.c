@@ -27,7 +27,9 @@ static void write_classes(struct buf *out, const struct embed_params *p, const s
     buf_str(out, ",\"data\":[");
     for (int i = 0; i < p->n; i++) {
         int best = 0;
-        probabilities(m, values + (size_t)i * (size_t)m->n_labels, probs);
+        const float *v = values + (size_t)i * (size_t)m->n_labels;
+        probabilities(m, v, probs);
+        for (int k = 0; p->raw_scores && k < m->n_labels; k++) probs[k] = (double)v[k];
         for (int k = 1; k < m->n_labels; k++)
             if (probs[k] > probs[best]) best = k;
         buf_printf(out, "%s{\"index\":%d,\"label\":", i ? "," : "", i);
@@ -68,7 +70,7 @@ static void write_predictions(struct buf *out, const struct embed_params *p, con
 
 static void answer(struct embed_exchange *x)
 {
-    const struct embedder *m = x->served->info->embedder;
+    const struct embedder *m = x->limits.embedder;
     struct buf out = {0};
     if (x->params.shape == EMBED_CLASSIFY)
         write_classes(&out, &x->params, m, x->values, x->model.name, x->n_tokens);

@@ -136,6 +136,7 @@ static void submit_more(struct embed_exchange *x)
                                       .n_prompt = (int)in->n,
                                       .pooling = p->pooling,
                                       .pool_from = (int)in->skip,
+                                      .score = x->limits.embedder == &x->scores,
                                       .types = in->types,
                                       .priority = admission_handle_priority(x->handle, p->priority),
                                       .adapter = x->model.adapter};
@@ -239,7 +240,14 @@ static void work_read(void *arg)
 /* Whether the model gives what the route is for. */
 static bool suits(const struct embed_exchange *x)
 {
-    return x->served->info->embedder->classifies == embed_shape_ranks(x->shape);
+    return x->limits.embedder->classifies == embed_shape_ranks(x->shape);
+}
+
+/* Of a request for scores, whether the adapter that it names gives them. */
+static bool adapter_suits(const struct embed_exchange *x)
+{
+    if (x->limits.embedder != &x->scores) return true;
+    return x->model.adapter && engine_adapter_scores(x->served->engine, x->model.adapter);
 }
 
 static void return_unsuited(struct embed_exchange *x)
@@ -248,7 +256,8 @@ static void return_unsuited(struct embed_exchange *x)
     reply_error(x, embed_refusal(x->shape), "invalid_value", "model",
                 classifies
                     ? "this model gives scores of labels, not embeddings: use /v1/rerank, /score, /classify or /predict"
-                    : "this model has no classifier: only a *ForSequenceClassification model gives scores");
+                    : "this model has no classifier: only a *ForSequenceClassification model, or at /classify an "
+                      "adapter of method reward, gives scores");
 }
 
 static void after_read(void *arg)
@@ -269,6 +278,8 @@ static void after_read(void *arg)
         return_unsuited(x);
     } else if (!x->status && !models_find(x->app, x->served, p->model, &x->model, &e)) {
         reply_error(x, 404, "model_not_found", "model", e.msg);
+    } else if (!x->status && !adapter_suits(x)) {
+        return_unsuited(x);
     } else if (!x->status && admission_handle_reserve(x->handle, x->req, &need)) {
         size_t bytes = 0;
         admission_handle_watch(x->handle, on_late, x);
@@ -276,6 +287,21 @@ static void after_read(void *arg)
         do_work(x, bytes <= TOKENIZE_INLINE_BYTES, work_tokenize, after_tokenize);
     }
     exchange_unref(x);
+}
+
+/* An adapter of a model that gives text may give scores; which is known when the body has been read. */
+static void expect_score(struct embed_exchange *x)
+{
+    static char name[] = "LABEL_0", *labels[] = {name}; /* transformers' name for a label without one */
+    x->scores = (struct embedder){.classifies = true,
+                                  .default_prompt = -1,
+                                  .labels = labels,
+                                  .n_labels = 1,
+                                  .pad = x->served->info->pad,
+                                  .size = 1};
+    x->limits.embedder = &x->scores;
+    x->limits.hidden = 1;
+    x->limits.pooling = (struct poolings){{POOLING_LAST}, 1};
 }
 
 void embed_exchange_begin(struct http_req *req, enum embed_shape shape, embed_answer_fn *answer)
@@ -305,6 +331,8 @@ void embed_exchange_begin(struct http_req *req, enum embed_shape shape, embed_an
     if (!x->limits.pooling.n)
         x->limits.pooling =
             (struct poolings){{strcmp(app->set->pooling, "last") == 0 ? POOLING_LAST : POOLING_MEAN}, 1};
+    if (shape == EMBED_CLASSIFY && embedder_generates(m->info->embedder) && engine_adapter_scores(m->engine, NULL))
+        expect_score(x);
     int most = m->info->embedder->max_tokens;
     if (most && most < x->limits.max_total_tokens) x->limits.max_total_tokens = most;
     req->user = x;

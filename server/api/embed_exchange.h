@@ -37,6 +37,7 @@ struct embed_exchange {
     _Atomic bool gone; /* the pool's flag: closed, or past its deadline */
     struct embed_params params;
     struct embed_limits limits;
+    struct embedder scores; /* of a request for an adapter's scores, limits.embedder: one label, after the last token */
     struct model_choice model;
     struct err err; /* of tokenising; status 0: no error */
     int status;

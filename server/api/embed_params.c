@@ -75,7 +75,7 @@ static int take_text(struct embed_params *p, const cJSON *item, int i, const str
     return embed_take_text(p, i, item->valuestring, NULL, lim, e);
 }
 
-static int take_ids(struct embed_params *p, const cJSON *list, int i, const struct embed_limits *lim, struct err *e)
+int embed_take_ids(struct embed_params *p, const cJSON *list, int i, const struct embed_limits *lim, struct err *e)
 {
     struct embed_input *in = &p->inputs[i];
     int n = cJSON_GetArraySize(list), k = 0;
@@ -115,13 +115,13 @@ static int read_inputs(struct embed_params *p, const struct embed_limits *lim, s
     if (!one && !cJSON_IsArray(input))
         return err_set(e, ERR_INVALID, "%s: expected a string, a list of strings, or token ids", p->field);
     if (embed_count_inputs(p, one ? 1 : cJSON_GetArraySize(input), e)) return e->code;
-    if (one) return texts ? take_text(p, input, 0, lim, e) : take_ids(p, input, 0, lim, e);
+    if (one) return texts ? take_text(p, input, 0, lim, e) : embed_take_ids(p, input, 0, lim, e);
     int i = 0, rc = 0;
     for (const cJSON *v = first; v && !rc; v = v->next, i++) {
         if (texts ? !cJSON_IsString(v) : !cJSON_IsArray(v))
             return err_set(e, ERR_INVALID, "%s: expected %s", input_path(p, i).text,
                            texts ? "a string, as the first" : "a string or a list of token ids");
-        rc = texts ? take_text(p, v, i, lim, e) : take_ids(p, v, i, lim, e);
+        rc = texts ? take_text(p, v, i, lim, e) : embed_take_ids(p, v, i, lim, e);
     }
     return rc;
 }

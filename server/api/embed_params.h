@@ -65,6 +65,8 @@ int rank_params_read(struct embed_params *, const struct embed_limits *, struct 
 /* Sets input i to a text, and the second one of a pair or NULL; for rank_params.c. */
 int embed_take_text(struct embed_params *, int i, const char *text, const char *pair, const struct embed_limits *,
                     struct err *e);
+/* Sets input i to a list of token ids. */
+int embed_take_ids(struct embed_params *, const cJSON *list, int i, const struct embed_limits *, struct err *e);
 int embed_count_inputs(struct embed_params *, int n, struct err *e);
 bool embed_shape_ranks(enum embed_shape);
 /* @return the HTTP status for a refused field: OpenAI's or TEI's. */

@@ -9,6 +9,7 @@
 #include "engine/serve/engine.h"
 #include "server/access/admission.h"
 #include "server/access/client.h"
+#include "server/api/answered.h"
 #include "server/api/app.h"
 #include "server/api/embed_shape.h"
 #include "server/api/generate_answer.h"
@@ -53,7 +54,9 @@ struct exchange {
     struct reservation held; /* for the prompt and the answer */
     struct token_job *job;
     struct grammar_cache_job *compiling;
-    int32_t *prompt; /* owned; from tokenising until submission */
+    int32_t *prompt; /* (n_prompt) owned; from tokenising until submission, with a draft until the end */
+    size_t n_prompt;
+    struct answered_draft *draft; /* for feedback; owned; NULL: none */
     struct sse sse;
     struct event token;    /* streaming: the last token, kept until the EV_DONE that follows it */
     struct buf out;        /* the whole answer; streaming: one event's JSON */
@@ -77,6 +80,7 @@ static void exchange_unref(struct exchange *x)
     free(x->results);
     free(x->seeds);
     free(x->prompt);
+    answered_drop(x->draft);
     buf_free(&x->out);
     buf_free(&x->gathered);
     cJSON *tree = x->params.tree;
@@ -176,6 +180,25 @@ static void set_timing_headers(struct exchange *x, const struct generation_resul
     set_header(req, "x-cached-tokens", "%d", d->n_cached);
 }
 
+/* Keeps the answer of that sequence for feedback: it has come to its end. */
+static void keep_answer(struct exchange *x, int sequence)
+{
+    const struct answered_facts facts = {
+        .served = x->served,
+        .info = x->served->info,
+        .adapter = x->params.gen.adapter,
+        .id = x->req->id,
+        .header_id = x->req->id,
+        .client = x->client,
+        .prompt = &(struct answered_prompt){x->prompt, x->n_prompt},
+        .n_prompts = 1,
+        .order = &sequence,
+        .n_choices = 1,
+    };
+    answered_keep(x->draft, &facts);
+    x->draft = NULL;
+}
+
 static const char *failure_text(const struct event *done)
 {
     return done->finish == FINISH_CANCELLED ? "the server is stopping" : done->error ? done->error : "unknown";
@@ -234,6 +257,7 @@ static void reply_whole(struct exchange *x)
         return;
     }
     x->best = best;
+    keep_answer(x, best);
     x->refs++; /* until after_render */
     bridge_render(x->served->bridge, x->client, bytes, work_render, after_render, x);
 }
@@ -250,6 +274,7 @@ static void on_gather(void *arg, const struct event *ev, const struct event_batc
         return;
     }
     result_add(r, ev, batch);
+    answered_add(x->draft, (int)(seq - x->seqs), ev);
     if (ev->kind != EV_DONE) return;
     seq->gen = NULL;
     if (++x->n_done == x->n) reply_whole(x);
@@ -306,6 +331,7 @@ static void end_stream(struct exchange *x, const struct event *done, const struc
                    failure_text(done), done->finish == FINISH_ERROR ? "generation" : "incomplete_generation");
         sse_send(&x->sse, x->out.data, x->out.len);
     } else if (x->token.kind == EV_TOKEN) {
+        if (x->req) keep_answer(x, 0);
         send_token(x, &x->token, batch, done);
     }
     sse_stop(&x->sse);
@@ -322,6 +348,7 @@ static void on_stream(void *arg, const struct event *ev, const struct event_batc
         end_stream(x, ev, batch);
     } else if (ev->kind == EV_TOKEN) {
         buf_append(&x->gathered, batch->text + ev->text, ev->gen_len);
+        answered_add(x->draft, 0, ev);
         /* a last token is sent with the EV_DONE that follows in the same batch and has the totals */
         if (ev->finish != FINISH_NONE)
             x->token = *ev;
@@ -371,6 +398,7 @@ static void start_generation(struct exchange *x)
     x->results = mem_array((size_t)x->n, sizeof *x->results);
     x->seeds = mem_array((size_t)x->n, sizeof *x->seeds);
     if (!x->params.has_seed) x->params.gen.sampling.seed = seed_random();
+    if (!x->req->background) x->draft = answered_begin(x->app->answered, x->n);
     int rc = submit_all(x, &e);
     if (rc == ERR_FULL) {
         admission_reply_full(x->req);
@@ -406,8 +434,10 @@ static void on_compiled(void *arg, struct grammar *g, const struct err *e)
         x->params.gen.prompt = NULL;
         x->params.gen.grammar = NULL;
     }
-    free(x->prompt);
-    x->prompt = NULL;
+    if (!x->draft) {
+        free(x->prompt);
+        x->prompt = NULL;
+    }
     exchange_unref(x);
 }
 
@@ -435,6 +465,7 @@ static void on_tokenized(void *arg, const struct tokenization *t)
             }
             admission_handle_tokens(x->handle, (int64_t)n, (int64_t)n * x->params.best_of);
             x->prompt = mem_array(n, sizeof *x->prompt);
+            x->n_prompt = n;
             for (size_t i = 0; i < n; i++) x->prompt[i] = t->tokens.v[first + i].id;
             struct grammar_cache_job *job = grammar_cache_compile(x->served->grammar_cache, client_id(x->req),
                                                                   &x->params.constraint, on_compiled, x);

@@ -5,19 +5,27 @@
 #include <math.h>
 #include <stdlib.h>
 
-static uint32_t add_top(struct generation_result *r, const struct event *ev, const struct event_batch *batch)
+/* Those of the batch's from `from`.  A batch without any has no array, into which nothing may point. */
+static uint32_t add_top(struct generation_result *r, const struct event_batch *batch, uint32_t from, int n)
 {
     uint32_t at = (uint32_t)r->n_top;
-    if (ev->n_top <= 0) return at;
-    mem_grow(&r->top, &r->top_cap, r->n_top + (size_t)ev->n_top, sizeof *r->top);
-    for (int i = 0; i < ev->n_top; i++) r->top[r->n_top++] = batch->top[ev->top + (uint32_t)i];
+    if (n <= 0) return at;
+    mem_grow(&r->top, &r->top_cap, r->n_top + (size_t)n, sizeof *r->top);
+    for (int i = 0; i < n; i++) r->top[r->n_top++] = batch->top[from + (uint32_t)i];
     return at;
+}
+
+/* Of both kinds. */
+static size_t tops_of(const struct event *ev)
+{
+    size_t n = ev->n_top > 0 ? (size_t)ev->n_top : 0;
+    return ev->kind == EV_PROMPT && ev->n_scored > 0 ? n + (size_t)ev->n_scored : n;
 }
 
 bool result_room(struct generation_result *r, const struct event *ev)
 {
     if (ev->kind == EV_DONE) return true;
-    size_t n_top = ev->n_top > 0 ? (size_t)ev->n_top : 0;
+    size_t n_top = tops_of(ev);
     bool prompt = ev->kind == EV_PROMPT;
     return mem_try_grow(&r->top, &r->top_cap, r->n_top + n_top, sizeof *r->top) &&
            buf_try_room(&r->text, ev->text_len) && (prompt || buf_try_room(&r->generated, ev->gen_len)) &&
@@ -27,7 +35,7 @@ bool result_room(struct generation_result *r, const struct event *ev)
 
 size_t result_event_bytes(const struct event *ev)
 {
-    size_t n_top = ev->n_top > 0 ? (size_t)ev->n_top : 0;
+    size_t n_top = tops_of(ev);
     if (ev->kind == EV_DONE) return 0;
     return 3 * (ev->text_len + ev->gen_len + n_top * sizeof(struct top_token) + sizeof(struct generation_token));
 }
@@ -50,9 +58,13 @@ void result_add(struct generation_result *r, const struct event *ev, const struc
         .special = ev->special,
         .text = (uint32_t)r->text.len,
         .text_len = ev->text_len,
-        .top = add_top(r, ev, batch),
+        .top = add_top(r, batch, ev->top, ev->n_top),
         .n_top = ev->n_top,
     };
+    if (ev->kind == EV_PROMPT) {
+        t.scored = add_top(r, batch, ev->scored, ev->n_scored);
+        t.n_scored = ev->n_scored;
+    }
     buf_append(&r->text, batch->text + ev->text, ev->text_len);
     if (ev->kind == EV_PROMPT) {
         mem_grow(&r->prompt, &r->prompt_cap, r->n_prompt + 1, sizeof *r->prompt);

@@ -12,6 +12,8 @@ struct generation_token {
     uint32_t text, text_len; /* bytes of result.text */
     uint32_t top;
     int n_top; /* entries of result.top from `top` on */
+    uint32_t scored;
+    int n_scored; /* likewise, the event's */
 };
 
 struct generation_result {

@@ -5,7 +5,7 @@
  *   mode=wait             requests run to their ends; new ones wait
  *   mode=keep             all wait, each with its tokens and pages
  *
- * The answer to abort and wait comes when the requests are over.  Loop thread. */
+ * The answer to abort and wait comes when the requests are over, to keep when the step in progress is.  Loop thread. */
 #include "engine/base/mem.h"
 #include "engine/serve/engine.h"
 #include "server/api/app.h"
@@ -60,11 +60,11 @@ static void on_close(struct http_req *req)
     free(p);
 }
 
-static void on_over(void *arg, bool resumed)
+static void on_held(void *arg, bool resumed)
 {
     struct pausing *p = arg;
     if (resumed) {
-        http_reply_error(p->req, 409, "conflict", "resumed before the requests were over");
+        http_reply_error(p->req, 409, "conflict", "resumed before the pause was whole");
         return;
     }
     if (p->forget) engine_forget_prefixes(served_model_of(p->req)->engine);
@@ -88,7 +88,7 @@ void api_pause(struct http_req *req)
     if (!m || !read_mode(req, mode)) return;
     bool keep = !strcmp(mode, "keep");
     struct pausing *p = mem_zalloc(sizeof *p);
-    *p = (struct pausing){.wait = {.fn = on_over, .arg = p},
+    *p = (struct pausing){.wait = {.fn = on_held, .arg = p},
                           .bridge = m->bridge,
                           .req = req,
                           .forget = query_flag(req->query, "clear_cache", true)};
@@ -96,10 +96,7 @@ void api_pause(struct http_req *req)
     req->on_close = on_close;
     bridge_hold(m->bridge, keep ? HOLD_ALL : HOLD_NEW);
     if (!strcmp(mode, "abort")) bridge_abort_all(m->bridge);
-    if (keep)
-        on_over(p, false);
-    else
-        bridge_when_over(m->bridge, &p->wait);
+    bridge_when_held(m->bridge, &p->wait);
 }
 
 /* ---- the others ------------------------------------------------------------------------------------------------- */

@@ -14,6 +14,7 @@
 #include "engine/serve/engine.h"
 #include "server/access/admission.h"
 #include "server/access/client.h"
+#include "server/api/answered.h"
 #include "server/api/app.h"
 #include "server/api/messages_params.h"
 #include "server/api/models.h"
@@ -46,10 +47,13 @@ void exchange_unref(struct exchange *x)
     for (int i = 0; i < x->n; i++) choice_free(&x->seqs[i].choice);
     for (int i = 0; x->prompts && i < x->params.n_prompts; i++) {
         free(x->prompts[i].ids);
+        free(x->prompts[i].scored);
         buf_free(&x->prompts[i].echo);
     }
     free(x->prompts);
     free(x->seqs);
+    free(x->answer);
+    answered_drop(x->draft);
     buf_free(&x->out);
     cJSON *tree = x->params.tree;
     x->params.tree = NULL;
@@ -133,6 +137,8 @@ static int submit_prompt(struct exchange *x, int p, struct err *e)
         seq->choice.n_prompt_ids = v->n;
         if (i) seq->choice.first = &seq[-i].choice;
         r.prompt_logprobs = x->params.gen.prompt_logprobs && (i == 0 || x->params.echo);
+        r.scored = v->scored;
+        r.n_scored = v->scored && i == 0 ? x->params.n_scored : 0;
         r.sampling.seed = seed_derive(seed, i);
         seq->gen = bridge_submit(x->served->bridge, &r, x->handle, x->req,
                                  x->params.stream ? exchange_on_stream : exchange_on_gather, seq, e);
@@ -153,6 +159,12 @@ static bool fit_prompts(struct exchange *x)
             return false;
         }
         v->max_new_tokens = x->params.gen.max_new_tokens;
+        if (x->params.n_scored &&
+            !reserve(&x->held, v->n * (size_t)x->params.n_scored * sizeof *v->scored, "the ids to score", &e)) {
+            body_reply_memory(x->app, x->req, &e);
+            return false;
+        }
+        if (x->params.n_scored) v->scored = openai_params_scored(&x->params, v->n);
         x->usage.prompt += x->params.gen.n_prompt;
     }
     return true;
@@ -180,6 +192,8 @@ static void start_generation(struct exchange *x)
     x->seqs = mem_array((size_t)x->params.n_prompts * (size_t)x->params.best_of, sizeof *x->seqs);
     metrics_observe(&x->app->metrics, HIST_SEQUENCES, x->params.n_prompts * x->params.best_of);
     if (!x->params.has_seed) x->params.gen.sampling.seed = seed_random();
+    if (!x->req->background && !x->params.nothing_wanted)
+        x->draft = answered_begin(x->app->answered, x->params.n_prompts * x->params.best_of);
     for (int p = 0; p < x->params.n_prompts && !rc; p++) rc = submit_prompt(x, p, &e);
     if (rc) exchange_cancel(x);
     if (rc == ERR_FULL) {
@@ -204,7 +218,9 @@ static void on_compiled(void *arg, struct grammar *g, const struct err *e)
         metrics_constraint(&x->app->metrics, x->compiling ? clock_now() - x->asked : 0, !e->code);
     x->compiling = NULL;
     x->grammar = g;
-    if (e->code)
+    bool offered = x->params.constraint.kind == CONSTRAINT_MAY_CALL; /* then the description has to do */
+    if (e->code && offered) log_debug("calls are not constrained: %s", e->msg);
+    if (e->code && !offered)
         exchange_reply_error(x, e->code == ERR_UNSUPPORTED ? 422 : 400, "invalid_value", x->params.constraint.field,
                              e->msg);
     else

@@ -76,6 +76,10 @@ static void put_prompt(struct buf *out, const struct choice *v)
         buf_str(out, ",\"prompt_logprobs\":");
         choice_put_prompt_logprobs(out, v);
     }
+    if (v->c->params->n_scored) {
+        buf_str(out, ",\"prompt_token_id_logprobs\":");
+        choice_put_scores(out, v);
+    }
     if (!v->c->params->return_ids || v->c->route != OPENAI_CHAT) return;
     buf_str(out, ",\"prompt_token_ids\":");
     choice_put_prompt_ids(out, v);

@@ -15,6 +15,7 @@
 #include "server/net/sse.h"
 
 struct admission_handle;
+struct answered_draft;
 struct app;
 struct gen;
 struct grammar_cache_job;
@@ -39,6 +40,7 @@ struct prepared {
     size_t n;
     struct buf echo; /* its text for echo */
     bool thinking;   /* it ends with <think> */
+    int32_t *scored; /* openai_params_scored; owned; NULL: none */
     int max_new_tokens;
 };
 
@@ -72,7 +74,10 @@ struct exchange {
     uint64_t asked;          /* clock_now() of the start of compiling */
     struct grammar *grammar; /* held until the sequences are submitted */
 
-    struct sequence *seqs; /* n, prompt by prompt */
+    struct sequence *seqs;        /* n, prompt by prompt */
+    struct answered_draft *draft; /* for feedback; owned; NULL: none */
+    struct choice **answer;       /* (n_answer) of a whole answer, in its order; owned */
+    int n_answer;
     int n, n_done, n_late;
     struct openai_usage usage;
     struct sse sse;

@@ -143,6 +143,79 @@ static bool check_lengths(struct check *c)
     return true;
 }
 
+#define SCORED "prompt_logprob_token_ids"
+
+/* One list of ids, -1 in a list of lists: none. */
+static bool check_scored_ids(struct check *c, const cJSON *list, bool row)
+{
+    int n = 0;
+    for (const cJSON *v = list->child; v; v = v->next, n++)
+        if (!fields_is_token(&c->f, v) && !(row && cJSON_IsNumber(v) && v->valuedouble == -1))
+            return fields_refuse(&c->f, SCORED, "`" SCORED "` must be lists of token ids");
+    if (n > ENGINE_TOP_MAX)
+        return fields_refuse(&c->f, SCORED, "`" SCORED "` may have %d ids in a row. Given: %d", ENGINE_TOP_MAX, n);
+    if (n > c->p->n_scored) c->p->n_scored = n;
+    return true;
+}
+
+/* vLLM's prompt_logprob_token_ids: ids for all rows, or a list of lists, and prompt_logprob_start. */
+static bool check_scored(struct check *c)
+{
+    struct openai_params *p = c->p;
+    const cJSON *list = fields_find(&c->f, SCORED);
+    bool given;
+    if (!fields_int(&c->f, "prompt_logprob_start", 0, INT32_MAX - 1, &p->score_start, &given)) return false;
+    if (list && !cJSON_IsArray(list)) return fields_refuse(&c->f, SCORED, "`" SCORED "` must be a list");
+    if (!list || !list->child)
+        return !p->score_start ||
+               fields_refuse(&c->f, "prompt_logprob_start", "`prompt_logprob_start` is only allowed with `" SCORED "`");
+    bool rows = cJSON_IsArray(list->child);
+    if (!rows && !check_scored_ids(c, list, false)) return false;
+    for (const cJSON *row = rows ? list->child : NULL; row; row = row->next) {
+        if (!cJSON_IsArray(row)) return fields_refuse(&c->f, SCORED, "`" SCORED "` must be lists of token ids");
+        if (!check_scored_ids(c, row, true)) return false;
+    }
+    if (p->stream) return fields_refuse(&c->f, SCORED, "`" SCORED "` is not available when `stream` is true");
+    if (p->score_start && p->prompt_logprobs >= 0)
+        return fields_refuse(&c->f, "prompt_logprob_start", "`prompt_logprob_start` excludes `prompt_logprobs`");
+    if (!p->n_scored) return fields_refuse(&c->f, SCORED, "`" SCORED "` has no id");
+    p->scored = list->child;
+    p->gen.prompt_logprobs = true;
+    p->gen.logprobs_from = p->prompt_logprobs >= 0 ? 0 : (int)p->score_start + 1;
+    return true;
+}
+
+/* @return whether there is a list for each row, of a prompt of n tokens. */
+static bool fit_scored(const struct openai_params *p, size_t n, struct err *e, const char **param)
+{
+    int64_t rows = (int64_t)n - 1 - p->score_start, lists = 0;
+    *param = rows < 1 ? "prompt_logprob_start" : SCORED;
+    if (rows < 1) {
+        err_set(e, ERR_INVALID, "`" SCORED "`: the prompt of %zu tokens has no row behind `prompt_logprob_start`", n);
+        return false;
+    }
+    if (!cJSON_IsArray(p->scored)) return true;
+    for (const cJSON *v = p->scored; v; v = v->next) lists++;
+    if (lists == rows) return true;
+    err_set(e, ERR_INVALID, "`" SCORED "` must have a list for each of the %lld rows. Given: %lld", (long long)rows,
+            (long long)lists);
+    return false;
+}
+
+int32_t *openai_params_scored(const struct openai_params *p, size_t n)
+{
+    size_t rows = n - 1 - (size_t)p->score_start, columns = (size_t)p->n_scored;
+    int32_t *ids = mem_array(rows * columns, sizeof *ids);
+    const cJSON *row = p->scored;
+    bool each = cJSON_IsArray(row);
+    for (size_t i = 0; i < rows; i++, row = each ? row->next : row) {
+        const cJSON *v = each ? row->child : row;
+        for (size_t k = 0; k < columns; k++, v = v ? v->next : NULL)
+            ids[i * columns + k] = v ? (int32_t)v->valuedouble : -1;
+    }
+    return ids;
+}
+
 /* completions: a number; chat: a switch and a number */
 static bool check_logprobs(struct check *c)
 {
@@ -164,7 +237,7 @@ static bool check_logprobs(struct check *c)
     int most = p->logprobs > p->prompt_logprobs ? p->logprobs : p->prompt_logprobs;
     p->gen.top_n = most > 0 ? most : 0;
     p->gen.prompt_logprobs = p->prompt_logprobs >= 0 || (p->echo && p->logprobs >= 0);
-    return true;
+    return c->route != OPENAI_TOKENS || check_scored(c);
 }
 
 /* ---- prompts --------------------------------------------------------------------------------------------------- */
@@ -588,6 +661,9 @@ int openai_params_fit(struct openai_params *p, enum openai_route route, const st
                 (long long)(p->max_tokens ? wanted : 1));
         return 400;
     }
+    if (p->n_scored && !fit_scored(p, n, e, param)) return 400;
+    *param = where;
+    p->prompt_entries += (int64_t)n * p->n_scored;
     if (p->gen.prompt_logprobs) p->prompt_entries += (int64_t)n * copies * (p->gen.top_n + 1);
     if (p->prompt_entries > OPENAI_PROMPT_ENTRIES_MAX) {
         const char *name = p->prompt_logprobs >= p->logprobs ? "prompt_logprobs" : "logprobs";

@@ -44,12 +44,16 @@ struct openai_params {
     const char *model;
     bool stream, include_usage, continuous_usage;
     bool echo;
-    bool keep_stop;         /* include_stop_str_in_output */
-    bool keep_special;      /* !skip_special_tokens */
-    bool add_special;       /* let the tokenizer add its own tokens */
-    bool nothing_wanted;    /* max_tokens 0, with echo: one token is generated and dropped */
-    int logprobs;           /* alternatives for every token; -1: no log-probabilities */
-    int prompt_logprobs;    /* likewise for every token of a prompt, in an answer that is not streamed */
+    bool keep_stop;      /* include_stop_str_in_output */
+    bool keep_special;   /* !skip_special_tokens */
+    bool add_special;    /* let the tokenizer add its own tokens */
+    bool nothing_wanted; /* max_tokens 0, with echo: one token is generated and dropped */
+    int logprobs;        /* alternatives for every token; -1: no log-probabilities */
+    int prompt_logprobs; /* likewise for every token of a prompt, in an answer that is not streamed */
+    /* OPENAI_TOKENS, in an answer that is not streamed: log-probabilities of given ids in the prompt's places */
+    const cJSON *scored;    /* the first of them, or of the lists of them, one for each row; in the tree; NULL: none */
+    int n_scored;           /* of the longest list */
+    int64_t score_start;    /* the first row: that behind so many tokens and one */
     bool return_ids;        /* the answer has the ids of prompt and text */
     bool tokens_as_ids;     /* log-probabilities have "token_id:7" in place of a token's text */
     const char *request_id; /* OPENAI_TOKENS; NULL: not given */
@@ -93,6 +97,8 @@ int openai_params_parse(struct openai_params *, enum openai_route, const struct 
  * for it.  As above. */
 int openai_params_fit(struct openai_params *, enum openai_route, const struct openai_limits *, size_t n, struct err *e,
                       const char **param);
+/* The ids to score of a prompt of n tokens that fits: (n - 1 - score_start, n_scored), -1: none; to be freed. */
+int32_t *openai_params_scored(const struct openai_params *, size_t n);
 void openai_params_free(struct openai_params *);
 
 #endif

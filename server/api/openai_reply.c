@@ -3,6 +3,7 @@
 
 #include "engine/base/mem.h"
 #include "server/access/admission.h"
+#include "server/api/answered.h"
 #include "server/api/app.h"
 #include "server/api/messages_params.h"
 #include "server/api/served_model.h"
@@ -10,6 +11,7 @@
 #include "server/bridge/bridge.h"
 #include "server/metrics/metrics.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -100,11 +102,53 @@ static int by_score(const void *a, const void *b)
 }
 
 /* Orders the answer: the n likeliest of every prompt's best_of sequences, best first; in order of index where n is
- * best_of.  May run on a pool thread, because every sequence is over. */
+ * best_of. */
+static void order_answer(struct exchange *x)
+{
+    int n = x->params.n, best_of = x->params.best_of;
+    x->answer = mem_array((size_t)x->n, sizeof(struct choice *));
+    for (int p = 0; p < x->params.n_prompts; p++) {
+        struct choice **own = x->answer + x->n_answer;
+        for (int i = 0; i < best_of; i++) own[i] = &x->seqs[p * best_of + i].choice;
+        if (best_of > n) qsort(own, (size_t)best_of, sizeof(struct choice *), by_score);
+        x->n_answer += n;
+    }
+}
+
+/* Keeps the answer for feedback: every sequence has come to its end. */
+static void keep_answer(struct exchange *x)
+{
+    if (!x->draft || !x->req) return;
+    struct answered_prompt *prompt = mem_array((size_t)x->params.n_prompts, sizeof *prompt);
+    int *order = mem_array((size_t)x->n, sizeof *order), n = x->answer ? x->n_answer : x->n;
+    for (int p = 0; p < x->params.n_prompts; p++)
+        prompt[p] = (struct answered_prompt){x->prompts[p].ids, x->prompts[p].n};
+    for (int i = 0; i < n; i++) {
+        const char *choice = (const char *)(x->answer ? x->answer[i] : &x->seqs[i].choice);
+        order[i] = (int)((const struct sequence *)(choice - offsetof(struct sequence, choice)) - x->seqs);
+    }
+    const struct answered_facts facts = {
+        .served = x->served,
+        .info = x->served->info,
+        .adapter = x->params.gen.adapter,
+        .id = x->head.id,
+        .header_id = x->req->id,
+        .client = x->client,
+        .prompt = prompt,
+        .n_prompts = x->params.n_prompts,
+        .order = order,
+        .n_choices = n,
+    };
+    answered_keep(x->draft, &facts);
+    x->draft = NULL;
+    free(prompt);
+    free(order);
+}
+
+/* May run on a pool thread, because every sequence is over. */
 static void work_render(void *arg)
 {
     struct exchange *x = arg;
-    int n = x->params.n, best_of = x->params.best_of, count = 0;
     if (x->style == STYLE_MESSAGES) {
         messages_put_whole(&x->out, &x->head, &x->seqs[0].choice, &x->usage);
         return;
@@ -113,15 +157,7 @@ static void work_render(void *arg)
         responses_put_whole(&x->out, &x->head, &x->asked_for, &x->seqs[0].choice, &x->usage);
         return;
     }
-    struct choice **choices = mem_array((size_t)x->n, sizeof *choices);
-    for (int p = 0; p < x->params.n_prompts; p++) {
-        struct choice **own = choices + count;
-        for (int i = 0; i < best_of; i++) own[i] = &x->seqs[p * best_of + i].choice;
-        if (best_of > n) qsort(own, (size_t)best_of, sizeof *own, by_score);
-        count += n;
-    }
-    openai_put_whole(&x->out, &x->head, choices, count, &x->usage);
-    free(choices);
+    openai_put_whole(&x->out, &x->head, x->answer, x->n_answer, &x->usage);
 }
 
 static void after_render(void *arg)
@@ -141,6 +177,8 @@ static void reply_whole(struct exchange *x)
         body_reply_memory(x->app, x->req, &e);
         return;
     }
+    order_answer(x);
+    keep_answer(x);
     x->refs++; /* until after_render */
     bridge_render(x->served->bridge, x->client, bytes, work_render, after_render, x);
 }
@@ -157,6 +195,7 @@ void exchange_on_gather(void *arg, const struct event *ev, const struct event_ba
         return;
     }
     choice_add(&seq->choice, ev, batch);
+    answered_add(x->draft, (int)(seq - x->seqs), ev);
     if (ev->kind != EV_DONE) return;
     if (has_failed(ev)) {
         struct buf out = {0};
@@ -255,9 +294,11 @@ static void finish_sequence(struct exchange *x, struct sequence *seq, const stru
         end_stream(x);
         return;
     }
+    bool over = ++x->n_done == x->n;
+    if (over) keep_answer(x); /* before the client can know its end */
     send_ready(x, seq, true);
     add_usage(x, seq, done);
-    if (++x->n_done < x->n) return;
+    if (!over) return;
     if (x->style == STYLE_MESSAGES)
         messages_put_end(&x->out, &x->blocks, &seq->choice, &x->usage);
     else if (x->style == STYLE_RESPONSES)
@@ -292,6 +333,7 @@ void exchange_on_stream(void *arg, const struct event *ev, const struct event_ba
         return;
     }
     choice_add(&seq->choice, ev, batch);
+    answered_add(x->draft, (int)(seq - x->seqs), ev);
     if (ev->kind == EV_DONE)
         finish_sequence(x, seq, ev);
     else if (ev->kind == EV_TOKEN && ev->finish == FINISH_NONE && choice_ready(&seq->choice))

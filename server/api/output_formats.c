@@ -143,6 +143,7 @@ static const struct output_format formats[TOOL_FORMATS] = {
                           .needs = {"functools["},
                           .open = {"functools", "<|tool_call|>"},
                           .close = {"<|/tool_call|>"},
+                          .none = {"functools[", "<|tool_call|>"}, /* the word alone is Python's module */
                           .marked = FORM_LIST,
                           .shape = LIST_OF_OBJECTS("functools", "")},
     /* Gemma 4: its chat template. */

@@ -53,6 +53,7 @@ struct output_format {
     const char *group[FORMAT_MARKS]; /* may stand before the first call, and counts for nothing */
     const char *open[FORMAT_MARKS];  /* a call follows, in one of `marked` */
     const char *close[FORMAT_MARKS]; /* may stand behind a call, each once */
+    const char *none[FORMAT_MARKS];  /* what a text has none of where no call is meant; empty: those of open and group */
     unsigned marked;                 /* forms */
     unsigned bare;                   /* forms that an answer may begin with, without a mark, when they name a tool */
     char between;                    /* besides white space, between two calls; 0: nothing */

@@ -83,15 +83,21 @@ static int read_score(struct embed_params *p, const struct embed_limits *lim, st
     return 0;
 }
 
+/* A text, a list of texts, a list of token ids, or a list of such lists. */
 static int read_input(struct embed_params *p, const struct embed_limits *lim, struct err *e)
 {
     const cJSON *input = find_field(p->tree, p->field = "input");
     if (!input) return err_set(e, ERR_INVALID, "input: the field is missing");
-    int n = cJSON_IsArray(input) ? cJSON_GetArraySize(input) : 1, rc = embed_count_inputs(p, n, e);
-    const cJSON *v = cJSON_IsArray(input) ? input->child : input;
-    for (int i = 0; i < n && !rc; i++, v = v->next)
-        rc = cJSON_IsString(v) ? embed_take_text(p, i, v->valuestring, NULL, lim, e)
-                               : err_set(e, ERR_INVALID, "input[%d]: expected a string", i);
+    bool one = !cJSON_IsArray(input) || cJSON_IsNumber(input->child);
+    int n = one ? 1 : cJSON_GetArraySize(input), rc = embed_count_inputs(p, n, e);
+    const cJSON *v = one ? input : input->child;
+    for (int i = 0; i < n && !rc; i++, v = v->next) {
+        if (cJSON_IsArray(v))
+            rc = embed_take_ids(p, v, i, lim, e);
+        else
+            rc = cJSON_IsString(v) ? embed_take_text(p, i, v->valuestring, NULL, lim, e)
+                                   : err_set(e, ERR_INVALID, "input[%d]: expected a string", i);
+    }
     return rc;
 }
 

@@ -12,6 +12,7 @@ static const char *const sampling_fields[] = {
     "temperature", "top_p", "top_k", "min_p", "typical_p",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
     "stop", "stop_token_ids", "ignore_eos", "structured_outputs", "logprobs", "prompt_logprobs",
+    "prompt_logprob_token_ids", "prompt_logprob_start",
     /* vLLM's, of texts or of its own calls: an answer of ids does not depend on them */
     "detokenize", "output_kind", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"};
 /* clang-format on */

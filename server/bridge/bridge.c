@@ -67,6 +67,7 @@ struct bridge {
     bool separate_caches;
     enum engine_hold hold;
     uint64_t held_last; /* with HOLD_NEW: the newest generation that is not held */
+    uint64_t n_holds;   /* engine_hold's last */
     struct bridge_wait *waits;
     struct gen gens;         /* head of the ring */
     struct work_queue *work; /* shared by the bridges of a process */
@@ -326,18 +327,18 @@ static void dispatch(const struct event *ev, const struct event_batch *batch, ui
 
 /* ---- holding --------------------------------------------------------------------------------------------------- */
 
-/* Calls those whose generations are over, or all. */
+/* Calls those for whom it is so, or all. */
 static void end_waits(struct bridge *b, bool resumed)
 {
     const struct gen *oldest = b->gens.next;
     for (struct bridge_wait **link = &b->waits, *w; (w = *link);) {
-        bool over = oldest == &b->gens || oldest->view.id > w->last;
-        if (!over && !resumed) {
+        bool held = (oldest == &b->gens || oldest->view.id > w->last) && engine_holds_taken(b->engine) >= w->hold;
+        if (!held && !resumed) {
             link = &w->next;
             continue;
         }
         *link = w->next;
-        w->fn(w->arg, !over); /* may free w, and answers only its own exchange */
+        w->fn(w->arg, !held); /* may free w, and answers only its own exchange */
     }
 }
 
@@ -345,7 +346,7 @@ void bridge_hold(struct bridge *b, enum engine_hold hold)
 {
     if (hold == HOLD_NEW && b->hold != HOLD_NEW) b->held_last = b->gens.prev == &b->gens ? 0 : b->gens.prev->view.id;
     b->hold = hold;
-    engine_hold(b->engine, hold);
+    b->n_holds = engine_hold(b->engine, hold);
     if (hold == HOLD_NONE) end_waits(b, true);
 }
 
@@ -360,9 +361,10 @@ void bridge_abort_all(struct bridge *b)
         if (!g->background) engine_abort(b->engine, g->view.id);
 }
 
-void bridge_when_over(struct bridge *b, struct bridge_wait *w)
+void bridge_when_held(struct bridge *b, struct bridge_wait *w)
 {
-    w->last = b->held_last;
+    w->last = b->hold == HOLD_NEW ? b->held_last : 0;
+    w->hold = b->n_holds;
     w->next = b->waits;
     b->waits = w;
     end_waits(b, false);
@@ -390,6 +392,7 @@ static void drain_events(uv_async_t *async)
     struct bridge *b = async->data;
     struct event_batch *list = b->engine ? engine_events(b->engine) : NULL;
     if (!list) {
+        end_waits(b, false);
         check_lost(b);
         return;
     }

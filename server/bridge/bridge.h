@@ -61,11 +61,12 @@ void bridge_resume(struct gen *);
 
 /* ---- holding ---------------------------------------------------------------------------------------------------- */
 
-/* Somebody who waits until the generations submitted before are over; theirs until fn was called. */
+/* Somebody who waits until what is held is; theirs until fn was called. */
 struct bridge_wait {
     struct bridge_wait *next;
-    uint64_t last;                       /* the newest of those generations */
-    void (*fn)(void *arg, bool resumed); /* resumed: before they were over, they all may run again */
+    uint64_t last;                       /* the newest of the generations that are to be over */
+    uint64_t hold;                       /* engine_hold's */
+    void (*fn)(void *arg, bool resumed); /* resumed: before that, all may run again */
     void *arg;
 };
 
@@ -74,8 +75,9 @@ void bridge_hold(struct bridge *, enum engine_hold);
 enum engine_hold bridge_held(const struct bridge *);
 /* Ends the generations of clients, not those in the background: their fns get an EV_DONE with FINISH_ABORTED. */
 void bridge_abort_all(struct bridge *);
-/* With HOLD_NEW: calls w->fn once, when the generations that are not held are over; at once if there are none. */
-void bridge_when_over(struct bridge *, struct bridge_wait *w);
+/* Calls w->fn once: with HOLD_NEW when the generations that are not held are over, with HOLD_ALL when no step is in
+ * progress. */
+void bridge_when_held(struct bridge *, struct bridge_wait *w);
 void bridge_wait_cancel(struct bridge *,
                         struct bridge_wait *); /* fn is not called; one that does not wait is ignored */
 

@@ -7,6 +7,7 @@
 #include "server/cli/bench_training.h"
 #include "server/cli/cmd.h"
 #include "server/cli/hyperparameters.h"
+#include "server/cli/ranks.h"
 #include "server/jobs/train_aliases.h"
 
 #include <ctype.h>
@@ -168,7 +169,12 @@ static int run_model(const struct settings *s, const int *batches, int n_batches
     struct bench_report r = {.repeat = s->repeat};
     bench_system_read(&r.system); /* before the device may bind this thread to a core */
     show_progress(NULL, "loading", 0, 0);
+    struct ranks ranks;
+    if (ranks_open(&ranks, s, e) || ranks_begin(&ranks, &c.engine, e)) return e->code;
+    if (ranks_follows(&ranks)) return *status = ranks_follow(&ranks), 0;
     struct bench *b = bench_open(&c, e);
+    ranks.opened = b != NULL;
+    if (!b && !ranks.comm) ranks_close(&ranks); /* processes of mpirun end with this one, after its message */
     if (!b) return e->code;
     struct bench_result *results = mem_array((size_t)n_batches + 1, sizeof *results);
     int rc = measure(b, &r, results, batches, n_batches, e);
@@ -183,6 +189,7 @@ static int run_model(const struct settings *s, const int *batches, int n_batches
     if (!rc) *status = print_report(s, &r, e);
     free(results);
     bench_close(b);
+    ranks_close(&ranks);
     return rc;
 }
 

@@ -93,6 +93,7 @@ static void put_model(struct buf *out, const struct bench_report *r)
     bench_put_string(out, "id", m->model_id);
     bench_put_string(out, "family", m->family);
     bench_put_count(out, "parameters", (double)m->parameters);
+    if (*m->exchange) bench_put_string(out, "exchange", m->exchange);
     bench_put_string(out, "weight_type", m->weight_type);
     bench_put_count(out, "weight_bytes", (double)m->weight_bytes);
     bench_put_string(out, "kv_type", m->kv_type);
@@ -221,6 +222,8 @@ static void text_system(struct buf *out, const struct bench_report *r)
                *s->huge_pages ? s->huge_pages : "?", s->load, s->kernel);
     buf_printf(out, "device    %s, %d thread%s; the processor has %s\n", r->device, r->threads,
                r->threads == 1 ? "" : "s", *s->flags ? s->flags : "no flags that matter here");
+    if (r->info && *r->info->exchange)
+        buf_printf(out, "ranks     %d, exchange %s\n", r->info->ranks, r->info->exchange);
 }
 
 static void text_model(struct buf *out, const struct bench_report *r)

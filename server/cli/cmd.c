@@ -16,7 +16,7 @@
 /* Commands that find their model before they begin; tandem serve listens first. */
 enum {
     FOREGROUND = CMD_GENERATE | CMD_CHAT | CMD_TOKENIZE | CMD_PERPLEXITY | CMD_EVAL | CMD_QUANTIZE | CMD_MERGE |
-                 CMD_BENCH | CMD_TRAIN | CMD_BATCH
+                 CMD_BENCH | CMD_TRAIN | CMD_BATCH | CMD_PLAN
 };
 
 static void warn(void *arg, const char *text)

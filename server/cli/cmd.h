@@ -22,6 +22,7 @@ int cmd_quantize(int argc, char **argv);
 int cmd_merge(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_train(int argc, char **argv);
+int cmd_plan(int argc, char **argv);
 int cmd_doctor(int argc, char **argv); /* 0: nothing to change on this machine; 1: something */
 int cmd_health(int argc, char **argv); /* 0: the daemon answers 200; 1: anything else */
 int cmd_key(int argc, char **argv);

@@ -74,13 +74,16 @@ cJSON *hyperparameters_take(int *argc, char **argv, struct err *e)
     return out;
 }
 
-void hyperparameters_help(void)
+/* Those of the method, with its defaults; without those that `besides` has. */
+static void print_help(enum train_method method, enum train_method besides)
 {
     struct train_params p;
-    struct buf b = {0};
-    train_params_default(&p, TRAIN_LORA);
+    struct buf b = {0}, other = {0};
+    char name[NAME_BYTES + 4];
+    train_params_default(&p, besides);
+    train_params_put(&other, &p);
+    train_params_default(&p, method);
     train_params_put(&b, &p);
-    printf("\nHyperparameters, as in POST /train, with their defaults for lora\n");
     char *at = b.data;
     for (char *q = at; *q; q++) { /* {"a":1,"b":2}: no value contains a comma */
         if (*q == '{' || *q == '"' || *q == '}') continue;
@@ -95,7 +98,18 @@ void hyperparameters_help(void)
         char *colon = strchr(one, ':');
         if (!colon) continue;
         *colon = 0;
-        printf("  --%-26s %s\n", one, colon + 1);
+        snprintf(name, sizeof name, "\"%s\":", one);
+        for (char *c = name; *c; c++) *c = *c == '-' ? '_' : *c;
+        if (method == besides || !strstr(other.data, name)) printf("  --%-26s %s\n", one, colon + 1);
     }
     buf_free(&b);
+    buf_free(&other);
+}
+
+void hyperparameters_help(void)
+{
+    printf("\nHyperparameters, as in POST /train, with their defaults for lora\n");
+    print_help(TRAIN_LORA, TRAIN_LORA);
+    printf("\nFor grpo only\n");
+    print_help(TRAIN_GRPO, TRAIN_LORA);
 }

@@ -17,6 +17,7 @@ static const struct {
     {"perplexity", "measure a model on a text", cmd_perplexity},
     {"eval", "evaluate a model, its adapters and quantised forms on rows", cmd_eval},
     {"train", "fine-tune a model, or train it from random weights", cmd_train},
+    {"plan", "say how a job could be divided over GPUs", cmd_plan},
     {"quantize", "write a model with int8, int4 or nf4 weights", cmd_quantize},
     {"merge", "write a model with an adapter in its weights", cmd_merge},
     {"pull", "download a model from the Hugging Face hub", cmd_pull},

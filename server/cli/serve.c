@@ -19,11 +19,13 @@
 #include "server/access/admission.h"
 #include "server/access/client.h"
 #include "server/access/credentials.h"
+#include "server/api/answered.h"
 #include "server/api/app.h"
 #include "server/api/model_dispatch.h"
 #include "server/api/model_table.h"
 #include "server/bridge/bridge.h"
 #include "server/cli/cmd.h"
+#include "server/cli/ranks.h"
 #include "server/cli/serve_memory.h"
 #include "server/cli/serve_model.h"
 #include "server/cli/serve_report.h"
@@ -32,6 +34,7 @@
 #include "server/jobs/batches.h"
 #include "server/jobs/evaluations.h"
 #include "server/jobs/jobs.h"
+#include "server/kvevents/publisher.h"
 #include "server/memory/reservation.h"
 #include "server/metrics/metrics.h"
 #include "server/net/http.h"
@@ -73,6 +76,7 @@ struct server {
     struct hub_printer printer;
     uint64_t started;
     struct reload reload;
+    struct ranks ranks;
     bool activated; /* the listening socket comes from the service manager */
     char host[64];  /* address that it listens on */
     bool closing;
@@ -256,6 +260,7 @@ static void on_bridge_closed(void *arg)
 static void on_models_closed(void *arg)
 {
     struct server *s = arg;
+    kv_publisher_close(s->app.kv_events);
     bridge_close(s->app.bridge, on_bridge_closed, s);
 }
 
@@ -530,6 +535,22 @@ static void open_models(struct server *s)
     });
 }
 
+static int open_kv_events(struct server *s, struct err *e)
+{
+    const struct settings *set = s->app.set;
+    if (!*set->kv_events) {
+        if (!*set->kv_events_replay) return 0;
+        return err_set(e, ERR_INVALID, "--kv-events-replay is for --kv-events, which is not given");
+    }
+    const struct kv_publisher_config c = {.endpoint = set->kv_events,
+                                          .replay = set->kv_events_replay,
+                                          .topic = set->kv_events_topic,
+                                          .maps = strcmp(set->kv_events_format, "map") == 0,
+                                          .several_models = model_table_count(s->app.models) > 1};
+    s->app.kv_events = kv_publisher_open(&c, e);
+    return s->app.kv_events ? 0 : e->code;
+}
+
 static int serve(struct server *s)
 {
     struct err e = {0};
@@ -551,7 +572,8 @@ static int serve(struct server *s)
     s->app.loop = &s->loop;
     open_models(s);
     if (serve_models_add(&s->app, &e) || credentials_open(&s->app.credentials, s->app.set, &s->app.metrics, &e) ||
-        open_http(s, &e)) {
+        open_kv_events(s, &e) || open_http(s, &e)) {
+        kv_publisher_close(s->app.kv_events);
         credentials_close(&s->app.credentials);
         admission_close(s->app.admission);
         admission_close(s->app.background);
@@ -568,6 +590,7 @@ static int serve(struct server *s)
     s->app.batches = batches_open(&s->app);
     s->app.evaluations = evaluations_open(&s->app);
     s->app.tinker = tinker_open(&s->app);
+    if (s->app.set->feedback) s->app.answered = answered_open(s->app.set->feedback_memory);
     s->app.sse = sse_hub_open(&s->loop, s->app.set->sse_keepalive);
     s->app.watchdog = watchdog_open(&s->loop, s->app.set->step_timeout);
     char url[SERVE_URL];
@@ -586,8 +609,10 @@ static int serve(struct server *s)
     else
         uv_queue_work(&s->loop, &s->load, work_nothing, after_nothing);
     uv_run(&s->loop, UV_RUN_DEFAULT);
+    answered_close(s->app.answered);
     http_server_free(s->app.http);
     credentials_close(&s->app.credentials);
+    ranks_close(&s->ranks);
     log_info("stopped");
     return s->status;
 }
@@ -601,6 +626,17 @@ static void keep_clients(const struct settings *set)
     if (*set->kv_disk && engine_kv_disk_seed(set->kv_disk, &seed, &e) == 0) client_set_seed(seed);
 }
 
+/* A process of mpirun but the first. */
+static int follow(struct server *s)
+{
+    int rc = find_model(s);
+    hub_close(&s->hub);
+    if (!rc) return ranks_follow(&s->ranks);
+    cmd_fail(&s->first.e);
+    ranks_close(&s->ranks); /* the others end, too */
+    return 1;
+}
+
 int cmd_serve(int argc, char **argv)
 {
     struct settings set;
@@ -610,9 +646,14 @@ int cmd_serve(int argc, char **argv)
         s.app.set = s.settings = &set;
         s.started = clock_now();
         s.reload = (struct reload){.app = &s.app, .live = &set, .argc = argc, .argv = argv};
+        struct err e = {0};
         service_begin(&set);
         keep_clients(&set);
-        status = serve(&s);
+        s.app.ranks = &s.ranks;
+        if (ranks_open(&s.ranks, &set, &e))
+            status = cmd_fail(&e), ranks_close(&s.ranks);
+        else
+            status = ranks_follows(&s.ranks) ? follow(&s) : serve(&s);
     }
     settings_free(&set);
     return status;

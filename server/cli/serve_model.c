@@ -10,7 +10,9 @@
 #include "server/api/model_table.h"
 #include "server/api/tokenizer_info.h"
 #include "server/cli/cmd.h"
+#include "server/cli/ranks.h"
 #include "server/json/json.h"
+#include "server/kvevents/publisher.h"
 
 #include <dirent.h>
 #include <stdlib.h>
@@ -173,6 +175,7 @@ static struct engine_config engine_config_of(const struct app *app, const struct
     c.max_queue = 5 * (c.max_queue + c.max_seqs);
     c.record_steps = true;
     c.turn = app->turn;
+    c.kv_events = kv_publisher_sink(app->kv_events);
     return c;
 }
 
@@ -275,10 +278,16 @@ void serve_model_load_first(struct app *app, struct model_loading *l, const stru
     uint64_t start = clock_now();
     if (!m->dir) m->dir = mem_strdup(settings_model_dir(app->set)); /* of --model: found before */
     const struct settings s = settings_of(app, m);
-    const struct engine_config c = engine_config_of(app, &s);
+    struct engine_config c = engine_config_of(app, &s);
     if (chat_open(&m->chat, &s, &l->e)) return;
     l->template_seconds = seconds_since(start);
+    if (app->ranks && ranks_begin(app->ranks, &c, &l->e)) return;
+    size_t named = strcspn(s.served_model_name, ",");
+    char *name = named ? mem_strndup(s.served_model_name, named) : NULL;
+    c.kv_events_model = name;
     l->engine = engine_open(&c, &l->e);
+    free(name);
+    if (app->ranks) app->ranks->opened = l->engine != NULL;
     start = clock_now();
     bool several = model_table_count(app->models) > 1;
     if (l->engine && (check_device(app, l->engine, &l->e) ||

@@ -109,12 +109,13 @@ void serve_report_print(const struct app *app, uint64_t started)
             "limits     %d tokens a request, %d requests at once, %d waiting, %d tokens a step\n"
             "requests   %s of memory for bodies, texts and answers (--request-memory)\n"
             "device     %s, %d thread%s%s%s\n"
-            "%s%s%s%s"
+            "%s%s%s%s%s%s%s"
             "ready      after %.3f s (model %.3f s)\n",
             i->model_id, i->family, (double)i->parameters * 1e-6, i->layers, i->vocab, weights, i->weight_type, kv,
             i->kv_type, i->pages, i->page_tokens, (long long)i->pages * i->page_tokens, i->max_total_tokens,
             i->max_seqs, app->set->max_queue, i->max_batch_tokens, requests, i->device, i->threads,
-            i->threads == 1 ? "" : "s", *i->device_note ? "; no GPU: " : "", i->device_note, memory, draft, adapters,
+            i->threads == 1 ? "" : "s", *i->device_note ? "; no GPU: " : "", i->device_note,
+            *i->exchange ? "ranks      exchange " : "", i->exchange, *i->exchange ? "\n" : "", memory, draft, adapters,
             models, (double)(clock_now() - started) * 1e-9, i->load_seconds);
 }
 
@@ -152,6 +153,7 @@ void serve_report_log(const struct app *app, const char *url)
     if (i->device_budget) log_number(&l, "workspace_bytes", (long long)i->workspace_bytes);
     if (i->device_budget) log_number(&l, "device_budget_bytes", (long long)i->device_budget);
     if (*i->device_note) log_text(&l, "no_gpu", i->device_note);
+    if (*i->exchange) log_text(&l, "exchange", i->exchange);
     log_number(&l, "max_total_tokens", i->max_total_tokens);
     log_number(&l, "max_seqs", i->max_seqs);
     log_number(&l, "max_queue", app->set->max_queue);

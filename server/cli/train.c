@@ -2,16 +2,20 @@
  *
  * Hyperparameters are those of POST /train by the same names (--learning-rate is learning_rate) and go through the same
  * reader.  The job's working directory is OUT.train: an unfinished job there is continued, and the directory is deleted
- * when the job has ended. */
+ * when the job has ended.
+ *
+ * Under mpirun every rank runs this; rank 0 alone prints and writes. */
 #include "engine/train/offline.h"
 
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
+#include "engine/train/ranks.h"
 #include "server/cli/cmd.h"
 #include "server/cli/find_data.h"
 #include "server/cli/find_model.h"
 #include "server/cli/hyperparameters.h"
 #include "server/cli/train_compare.h"
+#include "server/cli/train_grpo.h"
 #include "server/cli/train_preset.h"
 #include "server/cli/train_progress.h"
 #include "server/cli/train_record.h"
@@ -109,22 +113,41 @@ static void show_preparing(void *arg, double fraction)
 }
 
 struct watch {
+    bool first; /* of the ranks */
     struct train_progress progress;
     struct train_record record;
+    const struct dataset_sources *data;
 };
+
+static void on_opened(void *arg, const struct dataset_report *r)
+{
+    const struct watch *w = arg;
+    show_report(w->data, r);
+}
 
 static void on_event(void *arg, const struct train_event *ev)
 {
     struct watch *w = arg;
     struct err e = {0};
+    if (!w->first) {
+        train_progress_note(&w->progress, ev);
+        return;
+    }
     train_progress_show(&w->progress, ev);
     if (!train_record_event(&w->record, ev, &e)) fprintf(stderr, "warning: --tensorboard: %s\n", e.msg);
+}
+
+/* The exit status of a rank that says nothing. */
+static int silent_status(enum train_event_kind last)
+{
+    return last == TRAIN_SUCCEEDED ? 0 : last == TRAIN_PAUSED ? 130 : last == TRAIN_LOST ? EXIT_DEVICE_LOST : 1;
 }
 
 static int finish(const struct watch *w, const char *out, const char *dir)
 {
     const struct train_progress *p = &w->progress;
     struct err e = {0};
+    if (!w->first) return silent_status(p->last);
     switch (p->last) {
     case TRAIN_SUCCEEDED:
         if (train_record_write(&w->record, out, &e)) fprintf(stderr, "warning: no record: %s\n", e.msg);
@@ -165,9 +188,51 @@ static int find_data(const struct settings *s, struct dataset_sources *data, str
     return hub_session_close(&c, rc, &e);
 }
 
-static int train(const struct settings *s, const struct train_params *params, int batch_rows)
+static void begin_watch(struct watch *w, const struct settings *s, const struct train_params *p)
+{
+    train_progress_init(&w->progress, stderr, isatty(STDERR_FILENO));
+    w->progress.cost_per_hour = s->cost_per_hour;
+    w->progress.divergence = p->method == TRAIN_DISTILL;
+    train_record_init(&w->record, s, p);
+}
+
+static int sample_and_train(const struct settings *s, const struct train_offline_config *job, struct watch *w)
 {
     struct err e = {0};
+    struct train_grpo_config c = {.job = job, .rewards = s->rewards, .opened = on_opened, .event = on_event, .arg = w};
+    if (job->eval->n) err_set(&e, ERR_INVALID, "--eval-data: method grpo has no use for it");
+    int status = e.code || train_grpo(&c, &e) ? cmd_fail(&e) : finish(w, s->out, job->dir);
+    train_record_close(&w->record);
+    return status;
+}
+
+/* The ranks agree on a failure, which the first of them prints; one that cannot reach the others prints its own. */
+static int fail_together(const struct comm *comm, const struct err *e)
+{
+    return train_ranks_first(comm) || train_ranks_error(comm) ? cmd_fail(e) : 1;
+}
+
+static bool has_file(const char *dir, const char *name)
+{
+    char *path = file_join(dir, name);
+    bool there = access(path, F_OK) == 0;
+    free(path);
+    return there;
+}
+
+static int check_teacher(const char *dir, struct err *e)
+{
+    if (!has_file(dir, "config.json") || has_file(dir, "adapter_config.json")) return 0;
+    return err_set(e, ERR_UNSUPPORTED,
+                   "--teacher: %.200s is a model, and adapters teach here: serve both models (tandem serve --models), "
+                   "and name it as `teacher` of POST /train",
+                   dir);
+}
+
+static int train(const struct settings *s, const struct train_params *params, int batch_rows, struct comm *comm)
+{
+    struct err e = {0};
+    bool first = train_ranks_first(comm);
     struct dataset_field map[DATASET_MAP_MAX];
     struct dataset_sources data = {0}, eval = {0};
     int n_map;
@@ -186,27 +251,37 @@ static int train(const struct settings *s, const struct train_params *params, in
                     .n_map = n_map,
                     .train_on_prompt = s->train_on_prompt,
                     .keep_duplicates = s->keep_duplicates,
-                    .progress = show_preparing},
+                    .progress = first ? show_preparing : NULL},
         .p = *params,
         .batch_rows = batch_rows,
         .from = s->from,
+        .teacher = s->teacher,
         .chat_template = s->chat_template,
         .dir = dir.data,
         .out = s->out,
+        .comm = comm,
     };
     struct train_offline *o = NULL;
-    int status = find_data(s, &data, &eval);
-    if (!status && !check_out(s->out, &e)) o = train_offline_open(&c, &e);
+    struct watch watch = {.first = first, .data = &data};
+    bool samples = params->method == TRAIN_GRPO;
+    int status = find_data(s, &data, &eval), rc = status ? err_set(&e, ERR_NOT_FOUND, "its data") : 0;
+    if (!rc) rc = check_out(s->out, &e);
+    if (!rc && s->teacher && params->method != TRAIN_DISTILL)
+        rc = err_set(&e, ERR_INVALID, "--teacher is for method distill");
+    if (!rc && s->teacher) rc = check_teacher(s->teacher, &e);
+    if (!rc && samples && comm) rc = err_set(&e, ERR_UNSUPPORTED, "method grpo does not train on several ranks");
+    if (!ranks_agree(comm, rc, &e) && !samples) o = train_offline_open(&c, &e);
     if (status) {
         /* it is said */
+    } else if (samples && !e.code) {
+        begin_watch(&watch, s, &c.p);
+        status = sample_and_train(s, &c, &watch);
     } else if (o) {
-        struct watch watch;
-        train_progress_init(&watch.progress, stderr, isatty(STDERR_FILENO));
-        watch.progress.cost_per_hour = s->cost_per_hour;
-        train_record_init(&watch.record, s, &c.p);
+        begin_watch(&watch, s, &c.p);
         if (batch_rows) watch.record.p.batch_tokens = train_batch_tokens(batch_rows, train_offline_report(o, false));
-        show_report(&data, train_offline_report(o, false));
-        show_report(&eval, train_offline_report(o, true));
+        if (first && comm) fprintf(stderr, "ranks: %d\n", train_ranks_count(comm));
+        if (first) show_report(&data, train_offline_report(o, false));
+        if (first) show_report(&eval, train_offline_report(o, true));
         running = train_offline_train(o);
         signal(SIGINT, on_signal);
         signal(SIGTERM, on_signal);
@@ -214,9 +289,10 @@ static int train(const struct settings *s, const struct train_params *params, in
         running = NULL;
         train_offline_close(o);
         status = finish(&watch, s->out, dir.data);
+        if (!first && train_ranks_error(comm)) fprintf(stderr, "tandem: training failed: %s\n", watch.progress.text);
         train_record_close(&watch.record);
     } else {
-        status = cmd_fail(&e);
+        status = fail_together(comm, &e);
     }
     dataset_sources_free(&data);
     dataset_sources_free(&eval);
@@ -287,7 +363,11 @@ static int run(const struct settings *s, const cJSON *hyperparameters)
         fprintf(stderr, "tandem: %s\nusage: %s\n", e.msg, usage);
         return 2;
     }
-    return train(s, &p, batch_rows);
+    struct comm *comm;
+    if (train_ranks_open(s->comm, s->comm_timeout, &comm, &e)) return cmd_fail(&e);
+    int status = train(s, &p, batch_rows, comm);
+    train_ranks_close(comm);
+    return status;
 }
 
 int cmd_train(int argc, char **argv)

@@ -106,6 +106,7 @@ static const struct figure figures[] = {
     {"usage.step_seconds.backward", "of a step: backward, %", 100, 1, true},
     {"usage.step_seconds.optimizer", "of a step: optimizer, %", 100, 1, true},
     {"usage.step_seconds.wait", "of a step: wait, %", 100, 1, true},
+    {"usage.step_seconds.ranks", "of a step: ranks, %", 100, 1, true},
     {"usage.step_seconds.other", "of a step: other, %", 100, 1, true},
     {"cost", "cost", 1, -4, false},
 };

@@ -77,11 +77,11 @@ static void show_step(struct train_progress *p, const struct train_event *e)
     if (p->printed >= 0 && e->step < e->steps && !due) return;
     p->printed = e->step;
     p->printed_at = now;
-    char eta[32];
+    char eta[32], accuracy[32] = "";
     train_time_text(e->eta_s, eta);
-    fprintf(p->out,
-            "step %lld of %lld  epoch %.2f  loss %.4f  accuracy %.3f  gradient %.3g  rate %.3g  %.0f tokens/s  %s left",
-            (long long)e->step, (long long)e->steps, e->epoch, e->loss, e->accuracy, e->grad_norm, e->learning_rate,
+    if (!isnan(e->accuracy)) snprintf(accuracy, sizeof accuracy, "  accuracy %.3f", e->accuracy);
+    fprintf(p->out, "step %lld of %lld  epoch %.2f  loss %.4f%s  gradient %.3g  rate %.3g  %.0f tokens/s  %s left",
+            (long long)e->step, (long long)e->steps, e->epoch, e->loss, accuracy, e->grad_norm, e->learning_rate,
             e->tokens_per_s, eta);
     show_rewards(p, e);
     fputc('\n', p->out);
@@ -116,9 +116,11 @@ void train_summary_text(struct buf *out, const struct train_progress *p, const s
     if (u->checkpoint_seconds >= 0.5)
         train_time_text(u->checkpoint_seconds, part), buf_printf(out, "; checkpoints %s", part);
     buf_str(out, "\ntime of a step:");
-    for (int i = 0; i < TRAIN_PARTS; i++)
+    for (int i = 0; i < TRAIN_PARTS; i++) {
+        if (i == TRAIN_RANKS && u->ranks < 2) continue;
         buf_printf(out, "%s %s %.1f %%", i ? "," : "", train_part_name((enum train_part)i),
                    100 * u->part[i] / u->seconds);
+    }
     buf_printf(out, "\nmemory at most: %.2f GiB of the host", (double)u->host_peak / GIB);
     if (u->device_peak) buf_printf(out, ", %.2f GiB of the device", (double)u->device_peak / GIB);
     buf_char(out, '\n');
@@ -143,19 +145,45 @@ static void put_advice(struct buf *out, const struct train_event *e)
     }
 }
 
+void train_ranks_text(struct buf *out, const struct train_usage *u, const struct train_rank_memory *memory)
+{
+    const double MIB = 1024 * 1024;
+    if (u->ranks < 2) return;
+    buf_str(out, "sent by the first rank:");
+    const char *comma = "";
+    for (int i = 0; i < TRAIN_COLLECTIVES; i++) {
+        const struct train_collective *c = &u->collective[i];
+        if (!c->calls) continue;
+        buf_printf(out, "%s %s %.1f MiB in %lld calls and %.2f s (%.0f MiB/s)", comma, train_collective_name(i),
+                   (double)c->sent_bytes / MIB, (long long)c->calls, c->seconds,
+                   c->seconds > 0 ? (double)c->sent_bytes / MIB / c->seconds : 0);
+        comma = ",";
+    }
+    buf_char(out, '\n');
+    for (int i = 0; memory && i < u->ranks; i++)
+        buf_printf(out, "rank %d: %.1f MiB were planned beside the model, %.1f MiB taken\n", i,
+                   (double)memory[i].planned / MIB, (double)memory[i].taken / MIB);
+}
+
 static void show_summary(struct train_progress *p, const struct train_event *e)
 {
     struct buf text = {0};
     train_summary_text(&text, p, &e->usage);
+    train_ranks_text(&text, &e->usage, e->rank_memory);
     if (e->plan) put_advice(&text, e);
     if (text.len) fputs(text.data, p->out);
     buf_free(&text);
 }
 
-void train_progress_show(struct train_progress *p, const struct train_event *e)
+void train_progress_note(struct train_progress *p, const struct train_event *e)
 {
     p->last = e->kind;
     if (e->text) snprintf(p->text, sizeof p->text, "%s", e->text);
+}
+
+void train_progress_show(struct train_progress *p, const struct train_event *e)
+{
+    train_progress_note(p, e);
     if (e->kind == TRAIN_STEP) {
         show_step(p, e);
         return;
@@ -173,7 +201,8 @@ void train_progress_show(struct train_progress *p, const struct train_event *e)
         p->eval_loss = e->eval_loss;
         if (e->best) p->best_loss = e->eval_loss;
         fprintf(p->out, "step %lld: evaluation: loss %.4f", (long long)e->step, e->eval_loss);
-        if (isnan(e->rewards.margins) && isnan(e->rewards.kl)) fprintf(p->out, ", perplexity %.3f", exp(e->eval_loss));
+        if (isnan(e->rewards.margins) && isnan(e->rewards.kl) && !p->divergence)
+            fprintf(p->out, ", perplexity %.3f", exp(e->eval_loss));
         fprintf(p->out, ", accuracy %.3f%s", e->eval_accuracy, e->best ? ", the best so far" : "");
         show_rewards(p, e);
         fputc('\n', p->out);

@@ -19,13 +19,19 @@ struct train_progress {
     double eval_loss, best_loss; /* NAN: none */
     double cost_per_hour;        /* for the summary; 0: not shown */
     double macs_per_token;       /* as planned; 0: unknown */
+    bool divergence;             /* the loss is no -log p, and has no perplexity */
 };
 
 void train_progress_init(struct train_progress *, FILE *out, bool bar);
 void train_progress_show(struct train_progress *, const struct train_event *);
+/* Without printing: only `last` and `text`. */
+void train_progress_note(struct train_progress *, const struct train_event *);
 
 /* Appends what a job of this run took, by part, as lines; nothing without a step. */
 void train_summary_text(struct buf *out, const struct train_progress *, const struct train_usage *);
+
+/* The same of several ranks: what the first one sent, by operation, and the memory of each (NULL: unknown). */
+void train_ranks_text(struct buf *out, const struct train_usage *, const struct train_rank_memory *);
 
 /* "3 s", "12:05", "3:00:12" */
 void train_time_text(double seconds, char out[32]);

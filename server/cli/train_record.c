@@ -2,6 +2,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/file.h"
+#include "engine/base/mem.h"
 #include "engine/train/board.h"
 #include "server/cli/train_compare.h"
 #include "server/jobs/job_report.h"
@@ -28,6 +29,7 @@ void train_record_close(struct train_record *r)
     tfevents_close(r->board);
     buf_free(&r->norms);
     buf_free(&r->usage);
+    free(r->rank_memory);
 }
 
 bool train_record_event(struct train_record *r, const struct train_event *ev, struct err *e)
@@ -41,6 +43,12 @@ bool train_record_event(struct train_record *r, const struct train_event *ev, st
     if (ev->kind == TRAIN_SUCCEEDED) {
         buf_clear(&r->usage);
         job_put_usage(&r->usage, ev);
+        free(r->rank_memory);
+        r->rank_memory = NULL;
+        if (ev->rank_memory) {
+            r->rank_memory = mem_array((size_t)ev->usage.ranks, sizeof *r->rank_memory);
+            memcpy(r->rank_memory, ev->rank_memory, (size_t)ev->usage.ranks * sizeof *r->rank_memory);
+        }
     }
     if (ev->kind == TRAIN_EVAL) r->eval_loss = ev->eval_loss;
     r->best_eval_loss = ev->best_eval_loss;
@@ -104,6 +112,28 @@ static void put_last(struct buf *b, const struct train_event *ev)
     job_put_parts(b, ev->part);
 }
 
+/* What the first rank sent, by operation, and what each rank took. */
+static void put_ranks(struct buf *b, const struct train_usage *u, const struct train_rank_memory *memory)
+{
+    buf_printf(b, ",\"ranks\":%d,\"sent_bytes\":%lld,\"link_seconds\":%.6f,\"communication\":{", u->ranks,
+               (long long)u->sent_bytes, u->link_seconds);
+    const char *comma = "";
+    for (int i = 0; i < TRAIN_COLLECTIVES; i++) {
+        const struct train_collective *c = &u->collective[i];
+        if (!c->calls) continue;
+        buf_printf(b, "%s\"%s\":{\"calls\":%lld,\"sent_bytes\":%lld,\"seconds\":%.6f", comma, train_collective_name(i),
+                   (long long)c->calls, (long long)c->sent_bytes, c->seconds);
+        put_number(b, "bytes_per_second", c->seconds > 0 ? (double)c->sent_bytes / c->seconds : 0);
+        buf_char(b, '}');
+        comma = ",";
+    }
+    buf_str(b, "},\"rank_memory\":[");
+    for (int i = 0; memory && i < u->ranks; i++)
+        buf_printf(b, "%s{\"planned_bytes\":%zu,\"taken_bytes\":%zu}", i ? "," : "", memory[i].planned,
+                   memory[i].taken);
+    buf_char(b, ']');
+}
+
 void train_record_put(struct buf *b, const struct train_record *r)
 {
     const struct settings *s = r->s;
@@ -130,6 +160,8 @@ void train_record_put(struct buf *b, const struct train_record *r)
     put_number(b, "eval_loss", r->eval_loss);
     put_number(b, "best_eval_loss", r->best_eval_loss);
     if (r->best_step >= 0) buf_printf(b, ",\"best_step\":%lld", (long long)r->best_step);
+    const struct train_usage *u = &r->last.usage;
+    if (u->ranks > 1) put_ranks(b, u, r->rank_memory);
     buf_printf(b, ",\"usage\":%s", r->usage.len ? r->usage.data : "null");
     if (s->cost_per_hour > 0) put_number(b, "cost_per_hour", s->cost_per_hour);
     buf_str(b, "}\n");

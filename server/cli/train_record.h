@@ -15,10 +15,11 @@ struct train_record {
     struct train_event last;  /* the last step; kind TRAIN_STEP once there was one */
     struct buf usage;         /* at the end, as JSON */
     struct train_plan plan;
-    double eval_loss, best_eval_loss; /* NAN: none */
-    int64_t best_step;                /* -1: none */
-    struct buf norms;                 /* of the last step by group, as JSON */
-    struct tfevents *board;           /* opened with the first event for it */
+    struct train_rank_memory *rank_memory; /* of each rank, at the end; NULL: of one */
+    double eval_loss, best_eval_loss;      /* NAN: none */
+    int64_t best_step;                     /* -1: none */
+    struct buf norms;                      /* of the last step by group, as JSON */
+    struct tfevents *board;                /* opened with the first event for it */
     bool board_failed;
 };
 

@@ -21,9 +21,10 @@ static void env_name(char out[static 64], const struct setting_option *o)
     for (int i = 0; i < n && i < 63; i++) out[i] = out[i] == '-' ? '_' : (char)toupper((unsigned char)out[i]);
 }
 
-/* tcp://ADDRESS:PORT, as kubelet writes it for NAME_PORT and NAME_PORT_80_TCP */
-static bool is_service_link(const char *text)
+/* tcp://ADDRESS:PORT, as kubelet writes it for NAME_PORT and NAME_PORT_80_TCP; others may be endpoints. */
+static bool is_service_link(const char *name, const char *text)
 {
+    if (fnmatch("*_PORT", name, 0) != 0 && fnmatch("*_PORT_[0-9]*", name, 0) != 0) return false;
     static const char *const schemes[] = {"tcp://", "udp://", "sctp://"};
     for (int i = 0; i < 3; i++) {
         size_t n = strlen(schemes[i]);
@@ -43,7 +44,7 @@ int settings_read_env(struct settings *s, enum command cmd, struct err *e)
         if (o[i].flag_only || !(o[i].commands & (unsigned)cmd)) continue;
         env_name(name, &o[i]);
         const char *text = getenv(name);
-        if (!text || is_service_link(text)) continue;
+        if (!text || is_service_link(name, text)) continue;
         if (settings_set(s, &o[i], text, name, SETTING_ENV, e)) return e ? e->code : ERR_INVALID;
     }
     return 0;
@@ -59,7 +60,7 @@ static bool is_injected(const char *name, const char *text)
         "*_PORT_[0-9]*_TCP_PROTO", "*_PORT_[0-9]*_TCP_PORT", "*_PORT_[0-9]*_TCP_ADDR",   "*_PORT_[0-9]*_UDP_PROTO",
         "*_PORT_[0-9]*_UDP_PORT",  "*_PORT_[0-9]*_UDP_ADDR", "*_PORT_[0-9]*_SCTP_PROTO", "*_PORT_[0-9]*_SCTP_PORT",
         "*_PORT_[0-9]*_SCTP_ADDR", "*_SERVICE_HOST",         "*_SERVICE_PORT",           "*_SERVICE_PORT_*"};
-    if (is_service_link(text)) return true;
+    if (is_service_link(name, text)) return true;
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
         if (fnmatch(forms[i], name, 0) == 0) return true;
     return false;
@@ -114,7 +115,7 @@ void settings_check_env(settings_warning_fn *fn, void *arg)
             snprintf(text, sizeof text, "%s has no effect: %s belongs to one run, give it as --%s", name, o->name,
                      o->name);
             fn(arg, text);
-        } else if (o && is_service_link(value)) {
+        } else if (o && is_service_link(name, value)) {
             snprintf(text, sizeof text,
                      "%s is ignored: its value is a link to a Kubernetes Service; set enableServiceLinks: false in the "
                      "pod, or give the Service another name",

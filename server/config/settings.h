@@ -30,6 +30,7 @@ enum command {
     CMD_EVAL = 8192,
     CMD_BATCH = 16384,
     CMD_MERGE = 32768,
+    CMD_PLAN = 65536,
 };
 
 struct string_list {
@@ -39,6 +40,13 @@ struct string_list {
 
 struct settings {
     char *config;
+    /* ranks */
+    int tensor_parallel, pipeline_parallel;
+    char *ranks; /* "divide", "train" */
+    char *comm;
+    double comm_timeout; /* seconds */
+    char *gpus, *bench_file;
+    double link, tflops; /* GB/s, of a card */
     /* model */
     char *model, *device, *quantize, *kv_type, *activations, *cpus;
     int threads;
@@ -58,6 +66,7 @@ struct settings {
     char *kv_disk;
     size_t kv_disk_size;
     double kv_disk_ttl; /* seconds */
+    char *kv_events, *kv_events_replay, *kv_events_topic, *kv_events_format;
     char *speculate, *draft_model;
     char *draft_dir; /* where it is; owned, NULL: none */
     size_t draft_kv_cache_bytes, speculate_history;
@@ -79,18 +88,21 @@ struct settings {
     /* operation */
     double drain_timeout, step_timeout; /* seconds */
     double train_itl_budget_ms, train_slowdown;
+    int tinker_client_runs, tinker_client_sessions, tinker_client_weights;
     double train_speed_floor; /* tokens/s; 0: none */
     char *log_level, *log_format, *metrics_aliases, *data_dir;
-    bool access_log;
+    bool access_log, feedback;
+    size_t feedback_memory, feedback_size;
     /* one run of a command */
     char *adapter, *prompt, *system, *text, *file, *ids, *out, *type, *merge_type, *file_format, *layout, *calibrate,
         *batch, *ops;
     char *lengths, *baseline, *check;
     bool bench_train, switches;
-    char *method, *data, *format, *map, *from;
+    char *method, *data, *format, *map, *from, *teacher;
     char *tensorboard;
     double cost_per_hour;
     struct string_list train_data, eval_data, compare;
+    char *rewards; /* NULL: none */
     bool json, kl, ignore_eos, special, train_on_prompt, keep_duplicates, ready;
     int max_new_tokens, top_n, top_k, window, prompt_tokens, generate_tokens, repeat;
     double temperature, top_p, typical_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, within;

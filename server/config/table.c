@@ -6,10 +6,11 @@ enum {
     SAMPLE = CMD_GENERATE | CMD_CHAT,
     ROUTES = CMD_SERVE | CMD_BATCH,                    /* commands that answer as the routes do */
     RUN = ROUTES | SAMPLE | CMD_PERPLEXITY | CMD_EVAL, /* commands that run a model */
-    ALL = RUN | CMD_TOKENIZE | CMD_QUANTIZE | CMD_MERGE | CMD_BENCH | CMD_TRAIN,
+    ALL = RUN | CMD_TOKENIZE | CMD_QUANTIZE | CMD_MERGE | CMD_BENCH | CMD_TRAIN | CMD_PLAN,
     LOGGED = ALL | CMD_KEY | CMD_PULL | CMD_MODELS,
     MEASURED = RUN | CMD_BENCH,
     COMPUTED = MEASURED | CMD_TRAIN,
+    RANKED = CMD_SERVE | CMD_BENCH | CMD_TRAIN, /* commands that several processes do together */
 };
 
 #define AT(field) offsetof(struct settings, field)
@@ -30,8 +31,8 @@ static const struct setting_option table[] = {
      "the model: a directory (config.json, tokenizer.json, *.safetensors), a GGUF file, or ORG/NAME on the Hugging "
      "Face "
      "hub"},
-    {"quantize", "Model", SETTING_CHOICE, AT(quantize), "none", 0, 0, NO_TYPES, COMPUTED & ~CMD_EVAL, false, "TYPE",
-     "weights: as the file has them, or quantised while loading"},
+    {"quantize", "Model", SETTING_CHOICE, AT(quantize), "none", 0, 0, NO_TYPES, (COMPUTED & ~CMD_EVAL) | CMD_PLAN,
+     false, "TYPE", "weights: as the file has them, or quantised while loading"},
     {"activations", "Model", SETTING_CHOICE, AT(activations), "auto", 0, 0, "auto|f32|bf16", COMPUTED, false, "TYPE",
      "what bf16 weights are multiplied with; auto is bf16 where the processor multiplies bf16, else f32"},
     {"device", "Model", SETTING_STRING, AT(device), "auto", 0, 0, NULL, COMPUTED, false, "NAME",
@@ -46,6 +47,19 @@ static const struct setting_option table[] = {
      "cores that the compute threads are bound to, such as 0-3,8; empty: the system places them"},
     {"verify-weights", "Model", SETTING_BOOL, AT(verify_weights), "false", 0, 0, NULL, COMPUTED | CMD_QUANTIZE, false,
      NULL, "first compare every byte of the weights with the checksums that tandem quantize wrote"},
+
+    {"tensor-parallel", "Ranks", SETTING_INT, AT(tensor_parallel), "1", 1, 1024, NULL, CMD_SERVE | CMD_BENCH, false,
+     "N",
+     "divide the model over so many ranks of this process, each with a part of the threads and cores; docs/divided-models.md"},
+    {"pipeline-parallel", "Ranks", SETTING_INT, AT(pipeline_parallel), "1", 1, 1024, NULL, CMD_SERVE | CMD_BENCH, false,
+     "N", "divide the layers over so many stages, for slow links: ranks, or groups of tensor-parallel ranks"},
+    {"ranks", "Ranks", SETTING_CHOICE, AT(ranks), "divide", 0, 0, "divide|train", CMD_SERVE, false, "HOW",
+     "what the processes of mpirun do together: divide the model, or train its jobs, each with the whole model"},
+    {"comm", "Ranks", SETTING_CHOICE, AT(comm), "auto", 0, 0, "auto|mpi|none", RANKED, false, "HOW",
+     "the processes that mpirun or srun started work together: auto: when one of them started the program; "
+     "docs/ranks.md"},
+    {"comm-timeout", "Ranks", SETTING_NUMBER, AT(comm_timeout), "300", 1, 86400, NULL, RANKED, false, "SECONDS",
+     "when nothing comes from another rank for so long, the program ends and says from which"},
 
     {"models", "Several models", SETTING_STRING, AT(models), "", 0, 0, NULL, CMD_SERVE, false, "NAME=DIR,...",
      "more models, loaded when a request names them: directories, GGUF files, or ORG/NAME on the hub"},
@@ -92,6 +106,15 @@ static const struct setting_option table[] = {
      false, "BYTES", "how much that directory may take"},
     {"kv-disk-ttl", "Batching and memory", SETTING_NUMBER, AT(kv_disk_ttl), "604800", 0, 1e9, NULL, CMD_SERVE, false,
      "SECONDS", "what was not used there for this long is removed; 0: never"},
+    {"kv-events", "Batching and memory", SETTING_STRING, AT(kv_events), "", 0, 0, NULL, CMD_SERVE, false, "ENDPOINT",
+     "tell routers by ZeroMQ which prefixes are cached, as vLLM does: tcp://*:5557; docs/fleet.md"},
+    {"kv-events-replay", "Batching and memory", SETTING_STRING, AT(kv_events_replay), "", 0, 0, NULL, CMD_SERVE, false,
+     "ENDPOINT", "where they can ask for what they missed: tcp://*:5558"},
+    {"kv-events-topic", "Batching and memory", SETTING_STRING, AT(kv_events_topic), "kv@{host}@{model}", 0, 0, NULL,
+     CMD_SERVE, false, "TEXT", "of these messages; {host} and {model} stand for their names"},
+    {"kv-events-format", "Batching and memory", SETTING_CHOICE, AT(kv_events_format), "array", 0, 0, "array|map",
+     CMD_SERVE, false, "FORM",
+     "of an event: array, as vLLM had it until June 2026 and most routers read it, or map, as later"},
     {"speculate", "Batching and memory", SETTING_CHOICE, AT(speculate), "auto", 0, 0, "auto|on|off", ROUTES | SAMPLE,
      false, "WHEN",
      "compute several tokens a step where a text repeats itself, with the same bits; auto: where it saves time"},
@@ -185,6 +208,12 @@ static const struct setting_option table[] = {
     {"train-speed-floor", "Training", SETTING_NUMBER, AT(train_speed_floor), "0", 0, 1e12, NULL, CMD_SERVE, false,
      "TOKENS/S", "slowest training to be content with: /metrics shows it, an alert rule compares; 0: none",
      .reloadable = true},
+    {"tinker-client-runs", "Training", SETTING_INT, AT(tinker_client_runs), "32", 1, 64, NULL, CMD_SERVE, false, "N",
+     "training runs of Tinker's API that one client may have, of the 64 there can be"},
+    {"tinker-client-sessions", "Training", SETTING_INT, AT(tinker_client_sessions), "256", 1, 1024, NULL, CMD_SERVE,
+     false, "N", "sessions of Tinker's API that one client may have, of the 1024 there can be"},
+    {"tinker-client-weights", "Training", SETTING_INT, AT(tinker_client_weights), "1024", 1, 1000000, NULL, CMD_SERVE,
+     false, "N", "saved weights of Tinker's API that one client may have"},
 
     {"drain-timeout", "Operation", SETTING_NUMBER, AT(drain_timeout), "60", 0, 86400, NULL, CMD_SERVE, false, "SECONDS",
      "after SIGTERM, time for running requests to finish; a second signal stops at once", .reloadable = true},
@@ -194,6 +223,13 @@ static const struct setting_option table[] = {
      "where jobs, files, adapters and checkpoints are kept; empty: $STATE_DIRECTORY (systemd sets it), /var/lib/tandem "
      "for "
      "root, else ./tandem-data"},
+    {"feedback", "Operation", SETTING_BOOL, AT(feedback), "false", 0, 0, NULL, CMD_SERVE, false, NULL,
+     "keep what was generated for a while, so that POST /feedback can make it training data"},
+    {"feedback-memory", "Operation", SETTING_BYTES, AT(feedback_memory), "64M", 1 << 20, 1e13, NULL, CMD_SERVE, false,
+     "BYTES", "of what is kept"},
+    {"feedback-size", "Operation", SETTING_BYTES, AT(feedback_size), "1G", 1 << 20, 1e13, NULL, CMD_SERVE, false,
+     "BYTES", "of the rows, in feedback/ of the data directory; beyond it POST /feedback is refused",
+     .reloadable = true},
     {"access-log", "Operation", SETTING_BOOL, AT(access_log), "false", 0, 0, NULL, CMD_SERVE, false, NULL,
      "write a line for every finished request: who asked, what for, how long each part took", .reloadable = true},
     {"metrics-aliases", "Operation", SETTING_CHOICE, AT(metrics_aliases), "none", 0, 0, "none|vllm", CMD_SERVE, false,
@@ -304,26 +340,41 @@ static const struct setting_option table[] = {
     {"ops", "Bench", SETTING_MAYBE, AT(ops), NULL, 0, 0, NULL, CMD_BENCH, true, "[FILTER]",
      "measure single operations in the shapes of Qwen2.5-0.5B instead, those whose name contains FILTER"},
 
-    {"method", "Training", SETTING_CHOICE, AT(method), "lora", 0, 0, "lora|qlora|full|dpo|orpo|simpo|kto", CMD_TRAIN,
-     true, "METHOD", "an adapter; an adapter on weights that are quantised; all weights; an adapter from preferences"},
+    {"method", "Training", SETTING_CHOICE, AT(method), "lora", 0, 0,
+     "lora|qlora|full|dpo|orpo|simpo|kto|grpo|reward|distill", CMD_TRAIN | CMD_PLAN, true, "METHOD",
+     "an adapter; an adapter on weights that are quantised; all weights; an adapter from preferences; from rewards; "
+     "one "
+     "that gives rewards, from preferences; from a teacher"},
     {"data", "Training", SETTING_LIST, AT(train_data), NULL, 0, 0, NULL, CMD_TRAIN, true, "FILE...",
      "rows to train on: .jsonl, a JSON array, or text; files and patterns, several; hf:ORG/NAME of the Hugging Face "
      "hub"},
     {"eval-data", "Training", SETTING_LIST, AT(eval_data), NULL, 0, 0, NULL, CMD_TRAIN, true, "FILE...",
      "rows to measure the loss on; without it, the part of --data that --eval-fraction says"},
     {"format", "Training", SETTING_CHOICE, AT(format), "auto", 0, 0,
-     "auto|text|completion|alpaca|messages|sharegpt|tokens|preference|unpaired", CMD_TRAIN, true, "FORMAT",
+     "auto|text|completion|alpaca|messages|sharegpt|tokens|preference|unpaired|prompts", CMD_TRAIN, true, "FORMAT",
      "what the rows are; auto looks at the first"},
     {"map", "Training", SETTING_STRING, AT(map), NULL, 0, 0, NULL, CMD_TRAIN, true, "TO=FROM,...",
      "fields of rows and what the data call them: prompt=question,completion=answer"},
     {"from", "Training", SETTING_STRING, AT(from), NULL, 0, 0, NULL, CMD_TRAIN, true, "DIR",
      "go on from this adapter instead of a new one"},
+    {"teacher", "Training", SETTING_STRING, AT(teacher), NULL, 0, 0, NULL, CMD_TRAIN, true, "DIR",
+     "with method distill: the adapter that teaches; without it the model itself does"},
     {"train-on-prompt", "Training", SETTING_BOOL, AT(train_on_prompt), "false", 0, 0, NULL, CMD_TRAIN, true, NULL,
      "learn prompts too, not only completions and the assistant's turns"},
     {"cost-per-hour", "Training", SETTING_NUMBER, AT(cost_per_hour), "0", 0, 1e6, NULL, CMD_TRAIN, true, "PRICE",
      "what an hour of this machine costs: the summary at the end says what the job cost; 0: not shown"},
     {"tensorboard", "Training", SETTING_STRING, AT(tensorboard), NULL, 0, 0, NULL, CMD_TRAIN, true, "DIR",
      "write the figures of each step into this directory, as event files of TensorBoard"},
+    {"rewards", "Training", SETTING_STRING, AT(rewards), NULL, 0, 0, NULL, CMD_TRAIN, true, "FILE",
+     "method grpo: how its texts are judged, a JSON list of checks"},
+    {"gpus", "Plan", SETTING_STRING, AT(gpus), NULL, 0, 0, NULL, CMD_PLAN, true, "NxSIZE",
+     "the cards, and the memory of each: 8x80G"},
+    {"link", "Plan", SETTING_NUMBER, AT(link), "0", 0, 1e6, NULL, CMD_PLAN, true, "GB/S",
+     "what a card sends to the others, in 10^9 bytes a second; 0: unknown, no times"},
+    {"tflops", "Plan", SETTING_NUMBER, AT(tflops), "0", 0, 1e6, NULL, CMD_PLAN, true, "N",
+     "what a card computes in training, in 10^12 operations a second; 0: as --bench says, or unknown"},
+    {"bench", "Plan", SETTING_STRING, AT(bench_file), NULL, 0, 0, NULL, CMD_PLAN, true, "FILE",
+     "a report of tandem bench --train --json, whose fastest row says what a card computes"},
     {"compare", "Training", SETTING_LIST, AT(compare), NULL, 0, 0, NULL, CMD_TRAIN, true, "A B",
      "train nothing: show how two finished jobs differ, by their output directories or records"},
     {"keep-duplicates", "Training", SETTING_BOOL, AT(keep_duplicates), "false", 0, 0, NULL, CMD_TRAIN, true, NULL,
@@ -356,8 +407,8 @@ static const struct setting_option table[] = {
     {"layout", "Output", SETTING_CHOICE, AT(layout), "packed", 0, 0, "packed|canonical", CMD_QUANTIZE, true, "LAYOUT",
      "packed for the cpu device, which maps it: starts at once, shared by processes; canonical is for any device"},
     {"json", "Output", SETTING_BOOL, AT(json), "false", 0, 0, NULL,
-     CMD_GENERATE | CMD_TOKENIZE | CMD_PERPLEXITY | CMD_BENCH | CMD_MODELS | CMD_DOCTOR | CMD_TRAIN, true, NULL,
-     "print one JSON object"},
+     CMD_GENERATE | CMD_TOKENIZE | CMD_PERPLEXITY | CMD_BENCH | CMD_MODELS | CMD_DOCTOR | CMD_TRAIN | CMD_PLAN, true,
+     NULL, "print one JSON object"},
 };
 
 const struct setting_option *settings_options(int *n)

@@ -37,6 +37,7 @@ static bool take_id(struct repo_name *r, const char *s, size_t n, struct err *e)
     const char *bad = n > REPO_NAME_MAX ? "is longer than 96 characters"
                       : last == '.' || last == '-' || before == '.' || before == '-'
                           ? "has a part that ends with . or -"
+                      : n > 9 && !strncmp(s, "datasets/", 9)    ? "is of data sets"
                       : memmem(s, n, "--", 2)                   ? "has --"
                       : memmem(s, n, "..", 2)                   ? "has .."
                       : n > 4 && !strncmp(s + n - 4, ".git", 4) ? "ends with .git"

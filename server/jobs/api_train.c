@@ -6,6 +6,7 @@
 #include "engine/serve/engine.h"
 #include "server/access/admission.h"
 #include "server/api/adapter_dir.h"
+#include "server/api/model_table.h"
 #include "server/api/models.h"
 #include "server/api/served_model.h"
 #include "server/config/settings.h"
@@ -17,7 +18,9 @@
 #include "server/jobs/routes.h"
 #include "server/json/json.h"
 #include "server/net/http.h"
+#include "server/rewards/rewards.h"
 #include "server/store/data_dir.h"
+#include "server/store/row_files.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -51,7 +54,8 @@ struct train_limits train_limits_of(const struct store_request *c)
     return (struct train_limits){.model_id = i->model_id,
                                  .weight_type = i->weight_type,
                                  .max_model_len = i->max_model_len,
-                                 .max_lora_rank = i->max_lora_rank};
+                                 .max_lora_rank = i->max_lora_rank,
+                                 .max_total_tokens = i->max_total_tokens};
 }
 
 /* ---- creating -------------------------------------------------------------------------------------------------- */
@@ -67,32 +71,54 @@ static const char *lead(const struct store_request *c)
     return c->openai ? "ft" : "";
 }
 
+/* Which of the paths are looked for. */
+enum find {
+    FIND_OTHERS, /* than those of feedback, which are kept as they are */
+    FIND_SEALED, /* those of feedback: among the files whose rows never change again */
+    FIND_ALL     /* those of feedback: the rows that came until now get such a file before */
+};
+
+static bool is_feedback(const char *path)
+{
+    return strncmp(path, ROW_FILES "/", strlen(ROW_FILES "/")) == 0;
+}
+
 /* Replaces patterns by the files that match now, so that the job has the same ones whenever it goes on. */
-static bool find_files(struct store_request *c, struct db *db, struct data_spec *d, const char *name)
+static bool find_files(struct store_request *c, struct db *db, struct data_spec *d, const char *name, enum find which)
 {
     struct data_spec given = *d;
     struct err e = {0};
+    if (d->kind != DATA_PATH) return true;
     d->ref = NULL;
     d->n_refs = 0;
     for (int i = 0; i < given.n_refs && !e.code; i++) {
         char **path = NULL;
+        if (is_feedback(given.ref[i].name) == (which == FIND_OTHERS)) {
+            data_spec_add(d, given.ref[i].name, given.ref[i].set);
+            continue;
+        }
         if (hub_is_data(given.ref[i].name)) {
             struct repo_name parsed;
             if (!repo_parse_data(&parsed, given.ref[i].name, &e)) data_spec_add(d, given.ref[i].name, given.ref[i].set);
             continue;
         }
         size_t n = 0;
+        if (which == FIND_ALL && row_files_seal(db->dir, given.ref[i].name, &e)) break;
         data_find_all(db->dir, given.ref[i].name, DATASET_SOURCES_MAX, &path, &n, &e);
         for (size_t k = 0; k < n; k++) {
             data_spec_add(d, path[k], given.ref[i].set);
             free(path[k]);
         }
         free(path);
+        if (which == FIND_SEALED && e.code == ERR_NOT_FOUND)
+            err_prefix(&e, "rows of feedback get their file when a job is submitted");
         if (d->n_refs > DATASET_SOURCES_MAX) err_set(&e, ERR_INVALID, "more than %d files", DATASET_SOURCES_MAX);
     }
     for (int i = 0; i < given.n_refs; i++) free(given.ref[i].name);
     free(given.ref);
-    if (e.code) store_request_fail(c, 422, "validation", name, "%s.path: %s", name, e.msg);
+    bool disk = e.code == ERR_IO; /* rows of feedback could not get their final name */
+    if (e.code)
+        store_request_fail(c, disk ? 507 : 422, disk ? "storage" : "validation", name, "%s.path: %s", name, e.msg);
     return !e.code;
 }
 
@@ -116,8 +142,7 @@ static bool check_data(struct store_request *c, struct db *db, struct data_spec 
                            name, d->ref[i].name);
         return false;
     }
-    if (d->kind == DATA_PATH) return find_files(c, db, d, name);
-    for (int i = 0; i < d->n_refs; i++)
+    for (int i = 0; i < d->n_refs && d->kind == DATA_FILE; i++)
         if (!check_file(c, db, d->ref[i].name, name)) return false;
     return true;
 }
@@ -131,8 +156,52 @@ bool train_adapter_exists(const char *data_dir, const char *name)
     return there;
 }
 
+/* The adapters that judge its texts are asked by name.  Of a model that is not loaded they are looked up when the job
+ * runs. */
+static bool check_judges(struct store_request *c, const struct train_spec *s)
+{
+    struct err e = {0};
+    if (!s->rewards || !c->engine) return true;
+    cJSON *list = json_parse(s->rewards, strlen(s->rewards), &e);
+    struct rewards *r = list ? rewards_open(list, "rewards", &e) : NULL;
+    for (int i = 0; r && i < REWARDS_MAX && !e.code; i++) {
+        const char *name = rewards_model(r, i);
+        if (!name || engine_adapter_scores(c->engine, name) || engine_adapter_check(c->engine, name, &e)) continue;
+        err_set(&e, ERR_INVALID, "adapter \"%.80s\": only an adapter of method reward gives scores", name);
+    }
+    rewards_free(r);
+    json_free(list);
+    if (e.code) store_request_fail(c, 422, "validation", "rewards", "rewards: %s", e.msg);
+    return !e.code;
+}
+
+/* An adapter, which comes first, or another model that is served. */
+static bool check_teacher(struct store_request *c, struct db *db, struct train_spec *s)
+{
+    enum { MOST = ENGINE_TOP_MAX };
+    s->teacher_model = false;
+    if (!s->teacher || train_adapter_exists(db->dir, s->teacher)) return true;
+    const struct served_model *m = model_table_named(c->app->models, s->teacher);
+    if (!m)
+        store_request_fail(c, 422, "validation", "teacher",
+                           "teacher: there is no adapter %s, and no other model of this name is served", s->teacher);
+    else if (m == (s->base ? model_table_named(c->app->models, s->base) : c->served))
+        store_request_fail(
+            c, 422, "validation", "teacher",
+            "teacher: %s is the model that is trained: leave `teacher` out, and name an adapter as `from`", s->teacher);
+    else if (s->own_top_k && s->p.teacher_top_k > MOST)
+        store_request_fail(c, 422, "validation", "teacher_top_k",
+                           "hyperparameters.teacher_top_k: %d, and a teacher that is another model tells its %d "
+                           "likeliest tokens at most",
+                           s->p.teacher_top_k, MOST);
+    else
+        s->teacher_model = true;
+    if (s->teacher_model && !s->own_top_k) s->p.teacher_top_k = MOST;
+    return s->teacher_model;
+}
+
 /* Names are unique: with two jobs of the same name it would be undefined whose result is served. */
-static bool check_names(struct store_request *c, struct db *db, const struct train_spec *s)
+static bool check_names(struct store_request *c, struct db *db, struct train_spec *s)
 {
     if (s->serve_as && models_is_taken(c->app, s->serve_as)) {
         store_request_fail(c, 422, "validation", "serve_as", "serve_as: %s is the name of the model itself",
@@ -156,13 +225,21 @@ static bool check_names(struct store_request *c, struct db *db, const struct tra
             return false;
         }
     }
-    if (s->gate && s->serve_as && (!s->from || strcmp(s->from, s->serve_as) != 0) &&
-        train_adapter_exists(db->dir, s->serve_as)) {
-        store_request_fail(c, 422, "validation", "gate",
-                           "gate: %s is served already, so it is what the result has to be better than: set `from` to it",
-                           s->serve_as);
+    if (s->asks_others && !c->may_download) {
+        store_request_fail(c, 403, "insufficient_permissions", "rewards",
+                           "rewards: of type url need an API key with the role admin");
         return false;
     }
+    if (!check_judges(c, s)) return false;
+    if (s->gate && s->serve_as && (!s->from || strcmp(s->from, s->serve_as) != 0) &&
+        train_adapter_exists(db->dir, s->serve_as)) {
+        store_request_fail(
+            c, 422, "validation", "gate",
+            "gate: %s is served already, so it is what the result has to be better than: set `from` to it",
+            s->serve_as);
+        return false;
+    }
+    if (!check_teacher(c, db, s)) return false;
     if (s->from) {
         bool there = train_adapter_exists(db->dir, s->from);
         if (!there) store_request_fail(c, 422, "validation", "from", "from: there is no adapter %s", s->from);
@@ -171,10 +248,21 @@ static bool check_names(struct store_request *c, struct db *db, const struct tra
     return true;
 }
 
-bool train_check(struct store_request *c, struct db *db, struct train_spec *s)
+static bool find_all(struct store_request *c, struct db *db, struct train_spec *s, enum find which)
+{
+    return find_files(c, db, &s->data, "dataset", which) && find_files(c, db, &s->eval, "validation", which);
+}
+
+/* All but what feedback's paths mean. */
+static bool check(struct store_request *c, struct db *db, struct train_spec *s)
 {
     return check_data(c, db, &s->data, "dataset") && (!s->eval.kind || check_data(c, db, &s->eval, "validation")) &&
-           check_names(c, db, s);
+           find_all(c, db, s, FIND_OTHERS) && check_names(c, db, s);
+}
+
+bool train_check(struct store_request *c, struct db *db, struct train_spec *s)
+{
+    return check(c, db, s) && find_all(c, db, s, FIND_SEALED);
 }
 
 bool train_create(struct store_request *c, struct db *db, const struct train_create *t)
@@ -183,11 +271,12 @@ bool train_create(struct store_request *c, struct db *db, const struct train_cre
     char id[DATA_ID_MAX], hash[IDEMPOTENCY_HASH];
     struct err e = {0};
     struct buf text = {0};
-    if (!train_check(c, db, s)) return false;
+    if (!check(c, db, s)) return false;
     if (db_number(db, 0, "SELECT count(*) FROM jobs WHERE status = 'queued'", "") >= QUEUE_MAX) {
         store_request_fail(c, 429, "overloaded", NULL, "%d jobs are queued already", QUEUE_MAX);
         return false;
     }
+    if (!find_all(c, db, s, FIND_ALL)) return false; /* last, since each time makes a file of new rows */
     if (t->id)
         snprintf(id, sizeof id, "%s", t->id);
     else

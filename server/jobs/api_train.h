@@ -20,7 +20,8 @@ struct train_create {
 };
 bool train_create(struct store_request *, struct db *, const struct train_create *);
 /* Checks that need the store: the data exists, the name is free, the adapter to continue from exists.  Patterns of data
- * files become the files that match.  @return false with an error answer. */
+ * files become the files that match; of feedback those that there are, while train_create gives the newest rows one.
+ * @return false with an error answer. */
 bool train_check(struct store_request *, struct db *, struct train_spec *);
 /* Whether the data directory has a published adapter of this name. */
 bool train_adapter_exists(const char *data_dir, const char *name);

@@ -10,6 +10,7 @@
 #include "server/jobs/job_data.h"
 #include "server/jobs/job_report.h"
 #include "server/jobs/routes.h"
+#include "server/jobs/split_report.h"
 #include "server/json/json.h"
 #include "server/net/http.h"
 #include "server/store/data_dir.h"
@@ -29,15 +30,17 @@ struct validation {
     atomic_bool gone;            /* the same for the pool thread */
     struct train_spec spec;
     char id[DATA_ID_MAX]; /* of the inline data, which is stored until the answer */
-    char *from;
+    char *from, *teacher;
     int rows;
-    double tokens_per_s; /* measured by an earlier job of this method; NAN: none */
+    struct train_split_question split; /* gpus 0: it is not asked how the job could be divided */
+    double tokens_per_s;               /* measured by an earlier job of this method; NAN: none */
     char speed_job[48];
     /* the result */
     struct err e;
     struct dataset_report report, eval_report;
     struct train_plan plan;
     struct err plan_error;
+    struct buf splits; /* JSON, or empty */
     struct buf preview;
 };
 
@@ -45,11 +48,36 @@ static void validation_free(struct validation *v)
 {
     train_spec_free(&v->spec);
     buf_free(&v->preview);
+    buf_free(&v->splits);
     free(v->from);
+    free(v->teacher);
     free(v);
 }
 
 /* ---- the store thread ------------------------------------------------------------------------------------------ */
+
+/* A rate of the query, in units of `unit`; 0: it is not there. */
+static bool read_rate(const char *query, const char *name, double unit, double *out, struct err *e)
+{
+    char text[32], *end;
+    if (!query_get(query, name, text, sizeof text)) return true;
+    double v = strtod(text, &end);
+    if (end == text || *end || !(v > 0 && v <= 1e6)) {
+        err_set(e, ERR_INVALID, "%s: must be a number above 0 and at most 1000000", name);
+        return false;
+    }
+    *out = v * unit;
+    return true;
+}
+
+/* gpus=8x80G, link=12.5, tflops=400: as of tandem plan. */
+static bool read_split(const char *query, struct train_split_question *q, struct err *e)
+{
+    char gpus[48];
+    if (!query_get(query, "gpus", gpus, sizeof gpus)) return true;
+    return !split_gpus_parse(gpus, &q->gpus, &q->memory, e) && read_rate(query, "link", 1e9, &q->link, e) &&
+           read_rate(query, "tflops", 1e12, &q->flops, e);
+}
 
 static void check(struct store_request *c, struct db *db)
 {
@@ -57,7 +85,7 @@ static void check(struct store_request *c, struct db *db)
     struct train_limits lim = train_limits_of(c);
     struct err e = {0};
     int64_t rows;
-    if (!query_int(c->query, "rows", 0, ROWS_MAX, ROWS, &rows, &e)) {
+    if (!query_int(c->query, "rows", 0, ROWS_MAX, ROWS, &rows, &e) || !read_split(c->query, &v->split, &e)) {
         store_request_fail(c, 422, "validation", NULL, "%s", e.msg);
         return;
     }
@@ -74,6 +102,8 @@ static void check(struct store_request *c, struct db *db)
             job_data_save(db->dir, v->id, &v->spec.eval, true, &e))
             store_request_fail(c, 507, "storage", NULL, "the rows could not be stored: %s", e.msg);
         if (v->spec.from && !v->from) v->from = data_path(db->dir, "adapters", v->spec.from);
+        if (v->spec.teacher && !v->spec.teacher_model && !v->teacher)
+            v->teacher = data_path(db->dir, "adapters", v->spec.teacher);
     }
     v->spec.data.inline_ = v->spec.eval.inline_ = NULL;
     json_free(tree);
@@ -137,6 +167,22 @@ static void put_row(struct validation *v, const struct dataset *data, uint64_t i
     buf_str(b, "]}");
 }
 
+/* Of cards that need not be here. */
+static void divide(struct validation *v)
+{
+    const char *type = v->served->info->weight_type;
+    bool quantised = strcmp(type, "int8") == 0 || strcmp(type, "int4") == 0 || strcmp(type, "nf4") == 0;
+    struct train_split_answer a;
+    struct err e = {0};
+    v->split.model = v->served->dir;
+    v->split.quantize = quantised ? type : "none";
+    v->split.p = v->spec.p;
+    if (train_splits(&v->split, &a, &e))
+        split_json_error(&v->splits, &e); /* the job itself is valid */
+    else
+        split_json(&v->splits, &v->split, &a);
+}
+
 static void work_validate(void *arg)
 {
     struct validation *v = arg;
@@ -150,12 +196,15 @@ static void work_validate(void *arg)
                                 .data = data,
                                 .eval = eval,
                                 .from = v->from,
+                                .teacher = v->teacher,
+                                .answers = v->spec.teacher_model ? "" : NULL,
                                 .base_name = v->served->info->base_name,
                                 .model_dir = v->served->dir};
         if (v->spec.draft.on)
             err_set(&v->plan_error, ERR_INVALID, "method draft has no plan before its texts are generated");
         else
             engine_train_plan(v->served->engine, &job, &v->plan, &v->plan_error);
+        if (v->split.gpus && !v->plan_error.code) divide(v);
     }
     if (data) dataset_free(data);
     if (eval) dataset_free(eval);
@@ -206,6 +255,7 @@ static void answer(struct validation *v)
     job_put_plan(&b, &v->plan);
     buf_char(&b, '}');
     put_estimate(&b, v);
+    if (v->splits.len) buf_printf(&b, ",\"splits\":%s", v->splits.data);
     buf_char(&b, '}');
     http_reply(v->req, 200, "application/json", b.data, b.len);
     buf_free(&b);

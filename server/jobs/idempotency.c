@@ -1,12 +1,13 @@
 #include "server/jobs/idempotency.h"
 
+#include "engine/base/fnv.h"
+
 #include <stdio.h>
 #include <string.h>
 
 void idempotency_hash(const struct store_request *c, char out[static IDEMPOTENCY_HASH])
 {
-    uint64_t h = 0xcbf29ce484222325u; /* FNV-1a, http://www.isthe.com/chongo/tech/comp/fnv/ */
-    for (size_t i = 0; i < c->body_len; i++) h = (h ^ (unsigned char)c->body[i]) * 0x100000001b3u;
+    uint64_t h = fnv1a(FNV1A_START, c->body, c->body_len);
     snprintf(out, IDEMPOTENCY_HASH, "%zu-%016llx", c->body_len, (unsigned long long)h);
 }
 

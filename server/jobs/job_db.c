@@ -301,6 +301,12 @@ void job_put_metrics(struct db *db, struct buf *out, int64_t seq)
         {"step", "\"rewards/accuracies\"", "rewards/accuracies"},
         {"step", "\"rewards/margins\"", "rewards/margins"},
         {"step", "kl", "kl"},
+        /* of grpo */
+        {"step", "reward", "reward"},
+        {"step", "reward_std", "reward_std"},
+        {"step", "frac_reward_zero_std", "frac_reward_zero_std"},
+        {"step", "\"completions/mean_length\"", "completions/mean_length"},
+        {"step", "\"completions/clipped_ratio\"", "completions/clipped_ratio"},
     };
     enum { N = sizeof series / sizeof *series };
     buf_str(out, "{\"object\":\"train.metrics\",\"keys\":[");

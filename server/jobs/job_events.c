@@ -426,9 +426,11 @@ static void put_summary(struct event_work *w)
     if (u->steps < 1 || u->seconds <= 0) return;
     buf_printf(&w->message, "Trained %lld steps in %.1f s: %.0f tokens/s, %.1f rows/s; a step is", (long long)u->steps,
                u->seconds, (double)u->tokens / u->seconds, (double)u->rows / u->seconds);
-    for (int i = 0; i < TRAIN_PARTS; i++)
+    for (int i = 0; i < TRAIN_PARTS; i++) {
+        if (i == TRAIN_RANKS && u->ranks < 2) continue;
         buf_printf(&w->message, "%s %s %.1f %%", i ? "," : "", train_part_name((enum train_part)i),
                    100 * u->part[i] / u->seconds);
+    }
     buf_printf(&w->message, "; at most %.2f GiB of the host", (double)u->host_peak / 0x1p30);
     if (u->device_peak) buf_printf(&w->message, ", %.2f GiB of the device", (double)u->device_peak / 0x1p30);
     buf_printf(&w->data, "\"usage\":%s", w->usage.data);

@@ -4,6 +4,7 @@
 #include "engine/base/crash.h"
 #include "engine/base/file.h"
 #include "engine/base/log.h"
+#include "engine/base/sha256.h"
 #include "engine/serve/engine.h"
 #include "server/api/adapters.h"
 #include "server/api/served_model.h"
@@ -12,6 +13,7 @@
 #include "server/jobs/job_texts.h"
 #include "server/jobs/published.h"
 #include "server/json/json.h"
+#include "server/rewards/rewards.h"
 #include "server/store/data_dir.h"
 
 #include <errno.h>
@@ -27,15 +29,27 @@ void run_free(struct run *r)
     train_spec_free(&r->spec);
     if (r->data) dataset_free(r->data);
     if (r->eval) dataset_free(r->eval);
+    rewards_free(r->rewards);
     free(r->dir);
     free(r->out);
     free(r->from);
+    free(r->teacher);
+    free(r->answers);
     free(r->target);
     free(r->before);
     free(r->start);
     free(r->lines);
     free(r->written);
     free(r);
+}
+
+bool run_choose_slots(struct run *r)
+{
+    struct train_params *p = &r->spec.p;
+    int ranks = r->served->info->train_ranks;
+    if (p->grad_slots || ranks < 2 || p->method == TRAIN_GRPO || r->spec.draft.on) return false;
+    p->grad_slots = r->reached ? 1 : train_ranks_slots(ranks); /* with one it has begun */
+    return true;
 }
 
 /* ---- preparing ------------------------------------------------------------------------------------------------- */
@@ -104,6 +118,8 @@ static void fill_job(struct run *r)
         .data = r->data,
         .eval = r->eval,
         .from = r->from,
+        .teacher = r->teacher,
+        .answers = r->answers,
         .base_name = r->served->info->base_name,
         .model_dir = r->start ? r->start
                      : full   ? r->served->dir
@@ -112,6 +128,20 @@ static void fill_job(struct run *r)
         .dir = r->dir,
         .out = r->out,
     };
+}
+
+static int open_rewards(struct run *r)
+{
+    unsigned char digest[SHA256_BYTES];
+    struct sha256 h;
+    cJSON *list = json_parse(r->spec.rewards, strlen(r->spec.rewards), &r->e);
+    if (list) r->rewards = rewards_open(list, "rewards", &r->e);
+    json_free(list);
+    sha256_start(&h);
+    sha256_add(&h, r->spec.rewards, strlen(r->spec.rewards));
+    sha256_end(&h, digest);
+    memcpy(&r->job.rewards_hash, digest, sizeof r->job.rewards_hash);
+    return r->e.code;
 }
 
 void run_prepare(uv_work_t *w)
@@ -126,6 +156,8 @@ void run_prepare(uv_work_t *w)
     r->target = data_path(dir, full ? "models" : "adapters", r->spec.serve_as);
     if (!full) r->before = data_path(dir, "adapters-before", r->spec.serve_as);
     if (r->spec.from) r->from = data_path(dir, "adapters", r->spec.from);
+    if (r->spec.teacher && !r->spec.teacher_model) r->teacher = data_path(dir, "adapters", r->spec.teacher);
+    if (r->spec.teacher_model) r->answers = file_join(r->dir, "teacher");
     if (data_mkdir(dir, "checkpoints", r->id, &r->e) || data_mkdir(dir, full ? "models" : "adapters", NULL, &r->e) ||
         (!full && data_mkdir(dir, "adapters-before", NULL, &r->e)))
         return;
@@ -144,6 +176,8 @@ void run_prepare(uv_work_t *w)
         return;
     }
     fill_job(r);
+    if (r->spec.rewards && open_rewards(r)) r->error_code = "invalid";
+    if (r->answers) run_open_answers(r);
 }
 
 void run_prepare_texts(uv_work_t *w)
@@ -213,4 +247,5 @@ void run_publish(uv_work_t *w)
         publish_result(r, by);
     else if (!by || adapters_publish_dir(by, r->spec.serve_as, r->target, &r->e) == 0)
         published_end(r->out, r->before);
+    if (!r->e.code && r->answers) data_remove(r->answers);
 }

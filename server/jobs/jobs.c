@@ -14,6 +14,8 @@
 #include "server/jobs/job_db.h"
 #include "server/jobs/job_report.h"
 #include "server/jobs/job_texts.h"
+#include "server/jobs/rollouts.h"
+#include "server/jobs/teacher_answers.h"
 #include "server/json/json.h"
 #include "server/store/data_dir.h"
 #include "server/store/db_views.h"
@@ -199,7 +201,6 @@ static int on_claim(struct store_work *w, struct db *db)
 
 static void on_prepared(uv_work_t *w, int status);
 static void on_retry(uv_timer_t *t);
-static void stop_early(struct run *r);
 
 /* The base is loaded: whether the job can run on it. */
 static int check_base(const struct run *r, struct err *e)
@@ -208,6 +209,7 @@ static int check_base(const struct run *r, struct err *e)
     if (train_method_suits(r->spec.p.method, i->weight_type, e)) return e->code;
     if (r->spec.p.max_length > i->max_model_len)
         return err_set(e, ERR_INVALID, "max_length: the model that is served now has %d positions", i->max_model_len);
+    if (train_length_suits(&r->spec.p, i->max_total_tokens, e)) return e->code;
     if (r->spec.p.method != TRAIN_FULL && r->spec.p.lora_r > i->max_lora_rank)
         return err_set(e, ERR_INVALID, "lora_r: %d, and --max-lora-rank of this server is %d", r->spec.p.lora_r,
                        i->max_lora_rank);
@@ -218,6 +220,7 @@ struct begin_work {
     struct store_work work; /* first */
     struct run *run;
     bool fitted;
+    bool slots; /* grad_slots was chosen */
 };
 
 static int on_begin(struct store_work *w, struct db *db)
@@ -225,6 +228,9 @@ static int on_begin(struct store_work *w, struct db *db)
     const struct begin_work *b = (const struct begin_work *)w;
     if (b->run->again) /* from here on what ends the daemon may be this job */
         db_run(db, "UPDATE jobs SET attempts = attempts + 1 WHERE seq = ?", "i", b->run->seq);
+    if (b->slots)
+        db_run(db, "UPDATE jobs SET spec = json_set(spec, '$.hyperparameters.grad_slots', ?) WHERE seq = ?", "ni",
+               b->run->spec.p.grad_slots, b->run->seq);
     if (b->fitted)
         db_run(db, "UPDATE jobs SET spec = json_set(spec, '$.hyperparameters.max_length', ?) WHERE seq = ?", "ni",
                b->run->spec.p.max_length, b->run->seq);
@@ -238,11 +244,11 @@ static void on_begun(struct store_work *w)
     CHECK(uv_queue_work(r->jobs->retry.loop, &r->work, run_prepare, on_prepared) == 0);
 }
 
-/* Its base could not be loaded now: waits until the table tries that again, a few times. */
+/* What it needs could not be loaded now: waits until the table tries that again, a few times. */
 static void wait_again(struct run *r, const struct err *e, bool may_pass)
 {
     char text[sizeof e->msg + 80];
-    uint64_t now = clock_now(), at = r->served->retry_at, ms = at > now ? (at - now) / 1000000 + 1 : 0;
+    uint64_t now = clock_now(), at = r->needs->retry_at, ms = at > now ? (at - now) / 1000000 + 1 : 0;
     if (!may_pass || ++r->loads > LOADS_MAX) {
         run_finish(r, JOB_FAILED, "model_load_failed", e->msg);
         return;
@@ -255,13 +261,15 @@ static void wait_again(struct run *r, const struct err *e, bool may_pass)
     uv_timer_start(&r->jobs->retry, on_retry, ms, 0);
 }
 
-static void on_base(void *arg, const struct err *e)
+static void begin_training(struct run *r);
+
+static void on_loaded(void *arg, const struct err *e)
 {
     struct run *r = arg;
     struct err wrong = {0};
     if (e->code == ERR_LOST) { /* the daemon ends */
         jobs_drain(r->jobs);
-        stop_early(r);
+        run_stop_early(r);
         return;
     }
     if (e->code) {
@@ -269,21 +277,64 @@ static void on_base(void *arg, const struct err *e)
         return;
     }
     r->uses = true;
-    model_hold(r->served);
+    model_hold(r->needs);
+    if (r->needs != r->served) {
+        run_ask(r);
+        return;
+    }
     r->phase = RUN_PREPARING;
-    int most = r->served->info->max_model_len;
+    if (r->told) { /* it was loaded before, and let go for the teacher */
+        r->job.base_name = r->served->info->base_name;
+        begin_training(r);
+        return;
+    }
+    r->vocab = r->served->info->vocab;
+    int most = r->served->info->max_model_len, total = r->served->info->max_total_tokens;
+    if (r->spec.p.method == TRAIN_GRPO && total < most) most = total;
     bool fitted = r->spec.fit_length && r->spec.p.max_length > most;
     if (fitted) r->spec.p.max_length = most;
     if (check_base(r, &wrong)) {
         run_finish(r, JOB_FAILED, "invalid", wrong.msg);
         return;
     }
+    bool slots = run_choose_slots(r);
     struct begin_work *b = mem_zalloc(sizeof *b);
-    *b = (struct begin_work){.work = {.run = on_begin, .done = on_begun}, .run = r, .fitted = fitted};
+    *b = (struct begin_work){.work = {.run = on_begin, .done = on_begun}, .run = r, .fitted = fitted, .slots = slots};
     store_send(r->app->store, &b->work);
 }
 
-/* Finds the model that it trains, and has it loaded for as long as the job runs. */
+/* Has the model that it needs loaded, and held. */
+static void load_needed(struct run *r)
+{
+    struct app *app = r->app;
+    struct err e = {0};
+    if (r->needs->state == MODEL_FAILED && clock_now() < r->needs->retry_at) {
+        wait_again(r, &r->needs->failure, true); /* for others; this job has not tried */
+    } else if (model_use(app->models, r->needs)) {
+        on_loaded(r, &e);
+    } else if (!model_wait_for(app->models, r->needs, &r->wait, NULL, on_loaded, r)) {
+        e.code = ERR_LOST;
+        on_loaded(r, &e);
+    }
+}
+
+static void let_go(struct run *r)
+{
+    if (!r->uses) return;
+    r->uses = false;
+    model_unhold(r->needs);
+    model_release(r->app->models, r->needs);
+}
+
+void run_change_model(struct run *r, struct served_model *to)
+{
+    let_go(r);
+    r->phase = RUN_WAITING;
+    r->needs = to;
+    load_needed(r);
+}
+
+/* Finds the model that it trains, and has it loaded for as long as the job needs it. */
 static void begin_run(struct run *r)
 {
     struct app *app = r->app;
@@ -293,14 +344,10 @@ static void begin_run(struct run *r)
         err_set(&e, ERR_INVALID, "base: the job is for the model %.100s, and this server has %.100s: resume it there",
                 r->spec.base, app->model->id);
         run_finish(r, JOB_FAILED, "invalid", e.msg);
-    } else if (r->served->state == MODEL_FAILED && clock_now() < r->served->retry_at) {
-        wait_again(r, &r->served->failure, true); /* for others; this job has not tried */
-    } else if (model_use(app->models, r->served)) {
-        on_base(r, &e);
-    } else if (!model_wait_for(app->models, r->served, &r->wait, NULL, on_base, r)) {
-        e.code = ERR_LOST;
-        on_base(r, &e);
+        return;
     }
+    r->needs = r->served;
+    load_needed(r);
 }
 
 static void retry_later(struct jobs *j);
@@ -343,7 +390,7 @@ void jobs_kick(struct jobs *j)
 
 /* ---- while it runs --------------------------------------------------------------------------------------------- */
 
-static void stop_early(struct run *r)
+void run_stop_early(struct run *r)
 {
     if (r->wanted == TRAIN_CANCEL) {
         run_finish(r, JOB_CANCELLED, NULL, NULL);
@@ -353,14 +400,14 @@ static void stop_early(struct run *r)
     }
 }
 
-/* Ends a job that waits for its base. */
+/* Ends a job that waits for a model. */
 static void stop_waiting(struct run *r)
 {
     if (r->phase != RUN_WAITING || (!r->wait.next && !r->rests)) return;
     if (r->rests) uv_timer_stop(&r->jobs->retry);
     r->rests = false;
     model_wait_cancel(r->app->models, &r->wait);
-    stop_early(r);
+    run_stop_early(r);
 }
 
 struct report_work {
@@ -449,9 +496,30 @@ static void on_generated(void *arg, const struct err *e)
                  r->app)) /* maybe by one of its texts: it counts as a crash, also if the daemon drains */
         run_on_event(r, &(struct train_event){.kind = TRAIN_LOST, .text = "while it generated texts"});
     else if (r->wanted != TRAIN_GO_ON || atomic_load(&r->interrupted))
-        stop_early(r);
+        run_stop_early(r);
     else
         run_finish(r, JOB_FAILED, "generation_failed", e->msg);
+}
+
+static void begin_rollouts(struct run *r)
+{
+    r->rollouts = rollouts_open(&(struct rollouts_config){.loop = r->app->loop,
+                                                          .bridge = r->served->bridge,
+                                                          .engine = r->served->engine,
+                                                          .rewards = r->rewards,
+                                                          .data = r->data,
+                                                          .job = r->id});
+    r->job.rollout = rollouts_make;
+    r->job.rollout_arg = r->rollouts;
+}
+
+static void begin_training(struct run *r)
+{
+    struct err e = {0};
+    r->phase = RUN_TRAINING;
+    if (r->rewards) begin_rollouts(r);
+    if (engine_train_start(r->served->engine, &r->job, run_on_event, r, &e))
+        run_finish(r, JOB_FAILED, "training_failed", e.msg);
 }
 
 static void on_prepared(uv_work_t *w, int status)
@@ -460,7 +528,7 @@ static void on_prepared(uv_work_t *w, int status)
     struct err e = r->e;
     (void)status;
     if (e.code && (r->wanted != TRAIN_GO_ON || atomic_load(&r->interrupted))) {
-        stop_early(r);
+        run_stop_early(r);
         return;
     }
     if (e.code) {
@@ -473,7 +541,7 @@ static void on_prepared(uv_work_t *w, int status)
     }
     if (!r->spec.draft.on || r->has_texts) send_report(r);
     if (r->wanted != TRAIN_GO_ON) {
-        stop_early(r);
+        run_stop_early(r);
         return;
     }
     if (r->spec.draft.on && !r->has_texts) {
@@ -481,9 +549,17 @@ static void on_prepared(uv_work_t *w, int status)
         run_generate(r, on_generated);
         return;
     }
-    r->phase = RUN_TRAINING;
-    if (engine_train_start(r->served->engine, &r->job, run_on_event, r, &e))
-        run_finish(r, JOB_FAILED, "training_failed", e.msg);
+    if (r->answers && !r->told)
+        run_find_teacher(r);
+    else
+        begin_training(r);
+}
+
+/* Its adapter has one of the engine's slots until then. */
+static void end_rollouts(struct run *r)
+{
+    if (r->rollouts) rollouts_close(r->rollouts);
+    r->rollouts = NULL;
 }
 
 static void run_end(struct run *r)
@@ -492,10 +568,8 @@ static void run_end(struct run *r)
     CHECK(j->current == r);
     j->current = NULL;
     j->view.last = (struct train_event){0};
-    if (r->uses) {
-        model_unhold(r->served);
-        model_release(j->app->models, r->served);
-    }
+    end_rollouts(r);
+    let_go(r);
     run_free(r);
     if (j->stopping)
         jobs_stop(j, j->stopped, j->stopped_arg);
@@ -537,6 +611,7 @@ void jobs_on_event(struct run *r, const struct train_event *ev)
     } else if (ev->kind == TRAIN_PAUSED) {
         run_end(r);
     } else if (ev->kind == TRAIN_SUCCEEDED) {
+        end_rollouts(r); /* the result may need the slot */
         publish(r);
     }
 }
@@ -559,6 +634,7 @@ void jobs_command(struct jobs *j, int64_t seq, enum train_command command)
     if (r->phase == RUN_TRAINING) engine_train_command(r->served->engine, command);
     if (command != TRAIN_GO_ON) stop_waiting(r);
     if (r->texts && command != TRAIN_GO_ON) job_texts_stop(r->texts);
+    if (r->asks && command != TRAIN_GO_ON) teacher_answers_stop(r->asks);
 }
 
 /* ---- a final state that cannot be written, a base that cannot be loaded now -------------------------------------- */
@@ -572,7 +648,7 @@ static void on_retry(uv_timer_t *t)
         store_send(j->app->store, w);
     } else if (j->current && j->current->rests) {
         j->current->rests = false;
-        begin_run(j->current);
+        load_needed(j->current);
     } else {
         jobs_kick(j);
     }
@@ -639,6 +715,7 @@ void jobs_drain(struct jobs *j)
     if (r->phase == RUN_TRAINING) engine_train_command(r->served->engine, TRAIN_PAUSE);
     stop_waiting(r);
     if (r->texts) job_texts_stop(r->texts);
+    if (r->asks) teacher_answers_stop(r->asks);
 }
 
 void jobs_stop(struct jobs *j, void (*done)(void *), void *arg)
@@ -706,11 +783,9 @@ void jobs_notify(struct jobs *j, int64_t seq)
 
 void jobs_view(const struct jobs *j, struct jobs_view *out)
 {
-    static const char *const phases[] = {[RUN_WAITING] = "preparing",
-                                         [RUN_PREPARING] = "preparing",
-                                         [RUN_GENERATING] = "generating",
-                                         [RUN_TRAINING] = "training",
-                                         [RUN_PUBLISHING] = "publishing"};
+    static const char *const phases[] = {
+        [RUN_WAITING] = "preparing", [RUN_PREPARING] = "preparing", [RUN_GENERATING] = "generating",
+        [RUN_ASKING] = "preparing",  [RUN_TRAINING] = "training",   [RUN_PUBLISHING] = "publishing"};
     *out = j->view;
     if (j->current) {
         out->running = j->current->id;

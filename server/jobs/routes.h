@@ -48,6 +48,10 @@ void api_evaluate_list(struct http_req *);
 void api_evaluate_get(struct http_req *);
 void api_evaluate_cancel(struct http_req *);
 void api_evaluate_delete(struct http_req *);
+/* api_feedback.c */
+void api_feedback_create(struct http_req *);
+void api_feedback_list(struct http_req *);
+void api_feedback_delete(struct http_req *);
 /* api_rollback.c */
 void api_adapter_rollback(struct http_req *);
 

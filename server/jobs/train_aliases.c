@@ -9,16 +9,18 @@ enum how {
     OPTIMIZER,      /* "adamw_torch"... */
     ON_OFF,         /* a boolean -> "on", "off" */
     NOT_F32,        /* a boolean -> its opposite */
+    SCALE,          /* also a boolean, as before there were words */
     ROWS,           /* rows of a step, a factor */
     ONLY_FALSE,     /* what tandem does not do */
     WITHOUT_EFFECT, /* what tandem does anyway, or has no use for */
 };
 
-/* Sorted by where they come from: TrainingArguments, SFTConfig, LoraConfig. */
+/* Sorted by where they come from: TrainingArguments, SFTConfig, LoraConfig, GRPOConfig. */
 static const struct alias {
     const char *name, *own; /* own: NULL with the last two */
     enum how how;
     bool is_bool;
+    bool grpo; /* of this method only: its trainer's */
 } aliases[] = {
     {"num_train_epochs", "epochs", AS_IT_IS, false},
     {"lr_scheduler_type", "schedule", SCHEDULE, false},
@@ -37,15 +39,22 @@ static const struct alias {
     {"max_seq_length", "max_length", AS_IT_IS, false},
     {"r", "lora_r", AS_IT_IS, false},
     {"task_type", NULL, WITHOUT_EFFECT, false},
+    {"num_generations", "samples", AS_IT_IS, false, true},
+    {"max_completion_length", "max_new_tokens", AS_IT_IS, false, true},
+    {"epsilon", "clip_low", AS_IT_IS, false, true},
+    {"epsilon_high", "clip_high", AS_IT_IS, false, true},
+    {"kl", "beta", AS_IT_IS, false, true},
+    {"scale_rewards", "scale_rewards", SCALE, false, true},
+    {"mask_truncated_completions", "mask_truncated", AS_IT_IS, true, true},
 };
 enum { N_ALIASES = sizeof aliases / sizeof *aliases, FIELDS_MAX = 200 };
 
 static const char rows_name[] = "per_device_train_batch_size", times_name[] = "gradient_accumulation_steps";
 
-static const struct alias *find(const char *name)
+static const struct alias *find(const char *name, bool grpo)
 {
     for (int i = 0; i < N_ALIASES; i++)
-        if (strcmp(name, aliases[i].name) == 0) return &aliases[i];
+        if (strcmp(name, aliases[i].name) == 0 && (grpo || !aliases[i].grpo)) return &aliases[i];
     return NULL;
 }
 
@@ -100,6 +109,10 @@ static cJSON *converted(const struct alias *a, const cJSON *v, const char **know
         if (!cJSON_IsBool(v)) return NULL;
         return a->how == ON_OFF ? cJSON_CreateString(cJSON_IsTrue(v) ? "on" : "off")
                                 : cJSON_CreateBool(!cJSON_IsTrue(v));
+    case SCALE:
+        *known = "must be one of auto, group, batch, none";
+        if (cJSON_IsString(v)) return cJSON_CreateString(v->valuestring);
+        return cJSON_IsBool(v) ? cJSON_CreateString(cJSON_IsTrue(v) ? "group" : "none") : NULL;
     default: return NULL;
     }
 }
@@ -107,9 +120,9 @@ static cJSON *converted(const struct alias *a, const cJSON *v, const char **know
 /* ---- fields ------------------------------------------------------------------------------------------------------ */
 
 /* @return another field of the object that says what this one does, or NULL. */
-static const char *said_twice(const struct json_at *at, const struct alias *a)
+static const char *said_twice(const struct json_at *at, const struct alias *a, bool grpo)
 {
-    if (field(at->obj, a->own)) return a->own;
+    if (field(at->obj, a->own) && !find(a->own, grpo)) return a->own;
     for (int i = 0; i < N_ALIASES; i++)
         if (&aliases[i] != a && aliases[i].own && a->how != ROWS && strcmp(aliases[i].own, a->own) == 0 &&
             field(at->obj, aliases[i].name))
@@ -118,9 +131,9 @@ static const char *said_twice(const struct json_at *at, const struct alias *a)
 }
 
 /* Adds what an alias means to `out`. */
-static bool translate(struct json_at *at, const struct alias *a, const cJSON *v, cJSON *out)
+static bool translate(struct json_at *at, const struct alias *a, const cJSON *v, bool grpo, cJSON *out)
 {
-    const char *twin = a->own ? said_twice(at, a) : NULL, *known = "";
+    const char *twin = a->own ? said_twice(at, a, grpo) : NULL, *known = "";
     char text[160];
     if (a->how == WITHOUT_EFFECT) return true;
     if (a->how == ONLY_FALSE) return cJSON_IsFalse(v) || wrong(at, a->name, "is not supported; leave it out for bf16");
@@ -155,11 +168,11 @@ bool train_hyperparameters_read(struct json_at *at, struct train_params *p, int 
     cJSON *own = cJSON_CreateObject();
     bool good = read_rows(at, batch_rows);
     for (const cJSON *c = at->obj->child; c && good; c = c->next) {
-        const struct alias *a = find(c->string);
+        const struct alias *a = find(c->string, p->method == TRAIN_GRPO);
         bool is_bool;
         if (cJSON_IsNull(c) && (a || train_params_known(c->string, &is_bool))) continue;
         if (a)
-            good = translate(at, a, c, own);
+            good = translate(at, a, c, p->method == TRAIN_GRPO, own);
         else
             cJSON_AddItemReferenceToObject(own, c->string, (cJSON *)c);
     }
@@ -171,7 +184,7 @@ bool train_hyperparameters_read(struct json_at *at, struct train_params *p, int 
 
 bool train_hyperparameter_known(const char *name, bool *is_bool)
 {
-    const struct alias *a = find(name);
+    const struct alias *a = find(name, true);
     if (a) return *is_bool = a->is_bool, true;
     return train_params_known(name, is_bool);
 }

@@ -7,10 +7,13 @@
 #include <stdio.h>
 #include <string.h>
 
-const char *const train_method_names[] = {"lora", "qlora", "full", "dpo", "orpo", "simpo", "kto"};
+const char *const train_method_names[] = {"lora",  "qlora", "full", "dpo",    "orpo",
+                                          "simpo", "kto",   "grpo", "reward", "distill"};
 static const char *const schedule_names[] = {"constant", "linear", "cosine", NULL};
 static const char *const optimizer_names[] = {"adamw", "muon", "adamw_8bit", NULL};
 static const char *const recompute_names[] = {"auto", "on", "off", NULL};
+static const char *const loss_type_names[] = {"grpo", "dr_grpo", "dapo", NULL};
+static const char *const scale_names[] = {"auto", "group", "batch", "none", NULL};
 
 static const struct {
     const char *name;
@@ -65,11 +68,14 @@ static const struct field {
     enum kind kind;
     size_t offset;
     const char *const *choices;
+    bool grpo; /* of this method only: not written for others */
 } fields[] = {
     {"epochs", K_NUMBER, AT(epochs), NULL},
     {"max_steps", K_I64, AT(max_steps), NULL},
     {"batch_tokens", K_INT, AT(batch_tokens), NULL},
     {"micro_tokens", K_AUTO, AT(micro_tokens), NULL}, /* a number, or "auto" */
+    {"grad_slots", K_INT, AT(grad_slots), NULL},
+    {"zero", K_INT, AT(zero), NULL},
     {"memory_mib", K_INT, AT(memory_mib), NULL},
     {"max_length", K_INT, AT(max_length), NULL},
     {"learning_rate", K_NUMBER, AT(learning_rate), NULL},
@@ -93,8 +99,20 @@ static const struct field {
     {"beta", K_NUMBER, AT(beta), NULL},
     {"label_smoothing", K_NUMBER, AT(label_smoothing), NULL},
     {"gamma", K_NUMBER, AT(gamma), NULL},
+    {"center_rewards_coefficient", K_NUMBER, AT(center), NULL},
     {"desirable_weight", K_NUMBER, AT(desirable_weight), NULL},
     {"undesirable_weight", K_NUMBER, AT(undesirable_weight), NULL},
+    {"teacher_top_k", K_INT, AT(teacher_top_k), NULL},
+    {"samples", K_INT, AT(samples), NULL, true},
+    {"prompts_per_step", K_INT, AT(prompts_per_step), NULL, true},
+    {"max_new_tokens", K_INT, AT(max_new_tokens), NULL, true},
+    {"temperature", K_NUMBER, AT(temperature), NULL, true},
+    {"num_iterations", K_INT, AT(iterations), NULL, true},
+    {"clip_low", K_NUMBER, AT(clip_low), NULL, true},
+    {"clip_high", K_NUMBER, AT(clip_high), NULL, true},
+    {"loss_type", K_CHOICE, AT(loss_type), loss_type_names, true},
+    {"scale_rewards", K_CHOICE, AT(scale_rewards), scale_names, true},
+    {"mask_truncated", K_BOOL, AT(mask_truncated), NULL, true},
     {"target_modules", K_TARGETS, AT(targets), NULL},
     {"packing", K_BOOL, AT(packing), NULL},
     {"group_by_length", K_BOOL, AT(group_by_length), NULL},
@@ -114,7 +132,7 @@ enum { N_FIELDS = sizeof fields / sizeof *fields };
 
 bool train_method_parse(const char *name, enum train_method *out)
 {
-    for (int i = 0; i <= TRAIN_KTO; i++)
+    for (int i = 0; i < TRAIN_METHODS; i++)
         if (strcmp(name, train_method_names[i]) == 0) return *out = (enum train_method)i, true;
     return false;
 }
@@ -266,8 +284,10 @@ static bool check_together(struct json_at *at, const struct train_params *p)
 {
     if (p->micro_tokens > 0 && p->micro_tokens < p->max_length)
         return wrong(at, "micro_tokens", "must be at least max_length, or 0, or \"auto\"%s", "");
+    if (p->grad_slots & (p->grad_slots - 1)) return wrong(at, "grad_slots", "must be a power of two%s", "");
     const char *methods, *other = train_preferences_wrong(p, &methods);
     if (other) return wrong(at, other, "only with method %s", methods);
+    if ((other = train_policy_wrong(p, &methods))) return wrong(at, other, "%s", methods);
     if (p->method == TRAIN_FULL) return true;
     if (p->random_init) return wrong(at, "random_init", "only with method full%s", "");
     if (p->optimizer == OPTIMIZER_MUON) return wrong(at, "optimizer", "muon only with method full%s", "");
@@ -334,7 +354,10 @@ void train_params_put(struct buf *b, const struct train_params *p)
     for (int i = 0; i < N_FIELDS; i++) {
         const struct field *f = &fields[i];
         const void *place = (const char *)p + f->offset;
-        buf_printf(b, "%c\"%s\":", i ? ',' : '{', f->name);
+        if (f->grpo && p->method != TRAIN_GRPO) continue;
+        /* with grpo `epsilon` is the ratio's, as in TRL */
+        bool adam = p->method == TRAIN_GRPO && f->offset == AT(epsilon);
+        buf_printf(b, "%c\"%s%s\":", i ? ',' : '{', adam ? "adam_" : "", f->name);
         switch (f->kind) {
         case K_NUMBER: train_params_put_number(b, *(const double *)place); break;
         case K_AUTO:

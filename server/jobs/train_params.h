@@ -15,7 +15,8 @@ bool train_params_read(struct json_at *at, struct train_params *p);
 bool train_params_known(const char *name, bool *is_bool);
 /* The shortest decimal that reads back as the same double. */
 void train_params_put_number(struct buf *, double v);
-/* Appends every field: {"epochs":3,...}, so that reading it back gives the same values whatever the defaults. */
+/* Appends every field of the method's: {"epochs":3,...}, so that reading it back gives the same values whatever the
+ * defaults. */
 void train_params_put(struct buf *, const struct train_params *p);
 
 #endif

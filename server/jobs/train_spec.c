@@ -4,6 +4,7 @@
 #include "engine/base/mem.h"
 #include "server/jobs/train_aliases.h"
 #include "server/json/names.h"
+#include "server/rewards/rewards.h"
 #include "server/store/data_dir.h"
 
 #include <stdarg.h>
@@ -14,6 +15,7 @@
 #define DRAFT_LEARNING_RATE 5e-4
 #define DRAFT_EVAL_FRACTION 0.05
 enum { DRAFT_NEW_TOKENS = 256 };
+enum { REWARDS_BYTES = 256 << 10 };
 enum { METADATA_MAX = 16, METADATA_KEY = 64, METADATA_VALUE = 512 };
 
 __attribute__((format(printf, 3, 4))) static bool wrong(struct json_at *at, const char *name, const char *fmt, ...)
@@ -163,7 +165,7 @@ static bool read_options(struct json_at *at, struct data_spec *d)
         if (f < 0)
             return wrong(at, "format",
                          "must be one of auto, text, completion, alpaca, messages, sharegpt, tokens, "
-                         "preference, unpaired");
+                         "preference, unpaired, prompts");
         d->format = (enum dataset_format)f;
     }
     if (!read_map(at, d)) return false;
@@ -235,6 +237,10 @@ static bool read_names(struct json_at *at, const struct train_limits *lim, struc
         if (!data_name_ok(text)) return wrong(at, "from", "%.100s is no adapter's name", text);
         s->from = mem_strdup(text);
     }
+    if (json_get_string(at, "teacher", &text)) {
+        if (!data_name_ok(text)) return wrong(at, "teacher", "%.100s is no adapter's name, nor a model's", text);
+        s->teacher = mem_strdup(text);
+    }
     return at->e->code == 0;
 }
 
@@ -255,6 +261,16 @@ int train_method_suits(enum train_method method, const char *weight_type, struct
                        "method: full training needs weights in bf16, f16 or f32, and this server holds %s",
                        weight_type);
     return 0;
+}
+
+#define TOO_LONG                                                                                                       \
+    "%d is above max_total_tokens %d, what a prompt with its answer may have here (--max-total-tokens, and what the "  \
+    "KV cache holds)"
+
+int train_length_suits(const struct train_params *p, int max_total_tokens, struct err *e)
+{
+    if (p->method != TRAIN_GRPO || p->max_length <= max_total_tokens) return 0;
+    return err_set(e, ERR_INVALID, "max_length: " TOO_LONG, p->max_length, max_total_tokens);
 }
 
 /* "draft": {"layers": 2} or {"init": "NAME"}, and how texts are made. */
@@ -304,9 +320,15 @@ static bool read_method(struct json_at *at, const struct train_limits *lim, stru
     if (strcmp(text, "draft") == 0) return read_draft(at, lim, s);
     if (field(at->obj, "draft")) return wrong(at, "draft", "only with method draft");
     if (!train_method_parse(text, &method))
-        return wrong(at, "method", "must be one of lora, qlora, full, dpo, orpo, simpo, kto, draft");
+        return wrong(at, "method",
+                     "must be one of lora, qlora, full, dpo, orpo, simpo, kto, grpo, reward, distill, draft");
     train_params_default(&s->p, method);
     s->p.method = method;
+    if (s->teacher && method != TRAIN_DISTILL) return wrong(at, "teacher", "only with method distill");
+    if (method == TRAIN_DISTILL && !s->teacher && !s->from)
+        return wrong(at, "teacher",
+                     "the field is missing: an adapter, or another model; without one the model itself teaches, if "
+                     "`from` names an adapter");
     if (lim->stored) return true;
     if (lim->weight_type && train_method_suits(method, lim->weight_type, at->e)) return false;
     if (method == TRAIN_FULL && s->from) return wrong(at, "from", "an adapter is no start for full training");
@@ -316,12 +338,15 @@ static bool read_method(struct json_at *at, const struct train_limits *lim, stru
 static bool read_hyperparameters(struct json_at *top, const struct train_limits *lim, struct train_spec *s)
 {
     const cJSON *obj;
-    bool lora = s->p.method != TRAIN_FULL;
+    bool lora = s->p.method != TRAIN_FULL, sampled = s->p.method == TRAIN_GRPO && lim->max_total_tokens;
     if (s->p.max_length > lim->max_model_len) s->p.max_length = lim->max_model_len;
+    if (sampled && s->p.max_length > lim->max_total_tokens) s->p.max_length = lim->max_total_tokens;
     if (s->p.lora_r > lim->max_lora_rank) s->p.lora_r = lim->max_lora_rank;
     s->fit_length = !lim->weight_type;
     if (!json_get_object(top, "hyperparameters", &obj)) return top->e->code == 0;
     struct json_at at = {.obj = obj, .path = "hyperparameters", .e = top->e};
+    const cJSON *top_k = field(obj, "teacher_top_k");
+    s->own_top_k = cJSON_IsNumber(top_k) && top_k->valuedouble != 0;
     struct train_params without = s->p; /* a length of its own: shows whether one was given, under whatever name */
     without.max_length = 0;
     if (!train_hyperparameters_read(&at, &s->p, &s->batch_size)) return false;
@@ -329,9 +354,30 @@ static bool read_hyperparameters(struct json_at *top, const struct train_limits 
     s->fit_length = s->fit_length && !without.max_length;
     if (s->p.max_length > lim->max_model_len && !lim->stored)
         return wrong(&at, "max_length", "must be at most %d, the model's positions", lim->max_model_len);
+    if (sampled && s->p.max_length > lim->max_total_tokens)
+        return wrong(&at, "max_length", TOO_LONG, s->p.max_length, lim->max_total_tokens);
     if (lora && s->p.lora_r > lim->max_lora_rank && !lim->stored) /* the result could not be served */
         return wrong(&at, "lora_r", "must be at most %d, this server's --max-lora-rank", lim->max_lora_rank);
     return true;
+}
+
+/* "rewards": how the texts of method grpo are judged. */
+static bool read_rewards(struct json_at *at, const struct train_limits *lim, struct train_spec *s)
+{
+    const cJSON *list = field(at->obj, "rewards");
+    struct buf text = {0};
+    if (s->p.method != TRAIN_GRPO) return !list || wrong(at, "rewards", "only with method grpo");
+    if (!list)
+        return wrong(at, "rewards", "the field is missing: a list such as [{\"type\": \"contains\", \"text\": ...}]");
+    struct rewards *r = rewards_open(list, "rewards", at->e);
+    if (!r) return false;
+    s->asks_others = rewards_ask_others(r);
+    rewards_free(r);
+    json_put_value(&text, list, ",", ":");
+    s->rewards = text.data;
+    if (text.len > REWARDS_BYTES) return wrong(at, "rewards", "more than %d bytes", REWARDS_BYTES);
+    return lim->stored || !field(at->obj, "validation") ||
+           wrong(at, "validation", "not with method grpo, which reports the rewards of each step");
 }
 
 /* The first evaluation is of what the job starts from. */
@@ -340,6 +386,7 @@ static bool read_gate(struct json_at *at, struct train_spec *s)
     json_get_bool(at, "gate", &s->gate);
     if (at->e->code || !s->gate) return at->e->code == 0;
     if (s->p.method == TRAIN_FULL) return wrong(at, "gate", "only for adapters, not for methods full and draft");
+    if (s->p.method == TRAIN_GRPO) return wrong(at, "gate", "not with method grpo, which has no held-out rows");
     if (!s->eval.kind && !(s->p.eval_fraction > 0))
         return wrong(at, "gate", "needs rows that are held out: give `validation`, or set eval_fraction");
     s->p.eval_on_start = true;
@@ -348,9 +395,10 @@ static bool read_gate(struct json_at *at, struct train_spec *s)
 
 int train_spec_read(struct train_spec *s, const cJSON *tree, const struct train_limits *lim, struct err *e)
 {
-    static const char *const names[] = {"method",          "serve_as", "base",  "from",       "dataset",   "validation",
-                                        "hyperparameters", "metadata", "draft", "gate",       "batch_size", "fit_length"};
-    enum { STORED_ONLY = 2 }; /* the last ones */
+    static const char *const names[] = {"method",     "serve_as",        "base",       "from",       "dataset",
+                                        "validation", "hyperparameters", "metadata",   "draft",      "gate",
+                                        "rewards",    "teacher",         "batch_size", "fit_length", "teacher_model"};
+    enum { STORED_ONLY = 3 }; /* the last ones */
     *s = (struct train_spec){0};
     e->code = 0;
     if (!cJSON_IsObject(tree)) return err_set(e, ERR_INVALID, "expected an object"), 422;
@@ -360,10 +408,11 @@ int train_spec_read(struct train_spec *s, const cJSON *tree, const struct train_
     if (!read_names(&at, lim, s) || !read_method(&at, lim, s) || !read_hyperparameters(&at, lim, s)) return 422;
     if (!read_data(&at, "dataset", lim, &s->data) || !read_data(&at, "validation", lim, &s->eval)) return 422;
     if (s->data.kind == DATA_NONE) return wrong(&at, "dataset", "the field is missing"), 422;
-    if (!read_gate(&at, s)) return 422;
+    if (!read_rewards(&at, lim, s) || !read_gate(&at, s)) return 422;
     s->metadata = train_metadata_read(&at);
     if (json_get_int(&at, "batch_size", 0, 65536, &batch)) s->batch_size = (int)batch;
     if (lim->stored) json_get_bool(&at, "fit_length", &s->fit_length);
+    json_get_bool(&at, "teacher_model", &s->teacher_model);
     return e->code ? 422 : 0;
 }
 
@@ -445,6 +494,8 @@ void train_spec_put(struct buf *b, const struct train_spec *s)
     put_text(b, "serve_as", s->serve_as);
     put_text(b, "base", s->base);
     put_text(b, "from", s->from);
+    if (s->teacher) put_text(b, "teacher", s->teacher);
+    if (s->teacher_model) buf_str(b, ",\"teacher_model\":true");
     put_data(b, "dataset", &s->data);
     put_data(b, "validation", &s->eval);
     buf_str(b, ",\"hyperparameters\":");
@@ -454,6 +505,7 @@ void train_spec_put(struct buf *b, const struct train_spec *s)
     if (s->fit_length) buf_str(b, ",\"fit_length\":true");
     if (s->draft.on) put_draft(b, &s->draft);
     if (s->gate) buf_str(b, ",\"gate\":true");
+    if (s->rewards) buf_printf(b, ",\"rewards\":%s", s->rewards);
     buf_char(b, '}');
 }
 
@@ -462,9 +514,11 @@ void train_spec_free(struct train_spec *s)
     free(s->serve_as);
     free(s->base);
     free(s->from);
+    free(s->teacher);
     free(s->draft.init);
     data_spec_clear(&s->data);
     data_spec_clear(&s->eval);
     free(s->metadata);
+    free(s->rewards);
     *s = (struct train_spec){0};
 }

@@ -43,19 +43,26 @@ struct train_spec {
     char *serve_as; /* NULL: to be chosen; owned */
     char *base;     /* id of the model to train; NULL: the served one; owned */
     char *from;     /* name of the adapter to continue from; NULL; owned */
-    bool gate;      /* the result is published only if it is better on held-out rows than what it starts from */
+    char *teacher;  /* of method distill: name of an adapter, or of another model; NULL: the model without an adapter;
+                       owned */
+    bool teacher_model; /* it is a model's: as found when the job is submitted, then stored */
+    bool own_top_k;     /* teacher_top_k was given */
+    bool gate;          /* the result is published only if it is better on held-out rows than what it starts from */
     struct data_spec data, eval;
-    bool fit_length; /* max_length is the default, and the model's positions were not known: at most those */
-    int batch_size;  /* rows per optimizer step (OpenAI's unit), converted to batch_tokens once the rows are known; 0:
-                       unset */
-    char *metadata;  /* JSON object of strings; NULL; owned */
+    bool fit_length;  /* max_length is the default, and the model's positions were not known: at most those */
+    int batch_size;   /* rows per optimizer step (OpenAI's unit), converted to batch_tokens once the rows are known; 0:
+                        unset */
+    bool asks_others; /* its rewards ask another server */
+    char *rewards;    /* method grpo: JSON list of checks (rewards.h); NULL; owned */
+    char *metadata;   /* JSON object of strings; NULL; owned */
 };
 
 /* The limits for a body. */
 struct train_limits {
     const char *model_id, *weight_type; /* weight_type NULL: not known before the model is loaded */
     int max_model_len, max_lora_rank;
-    bool stored; /* the text was written by train_spec_put */
+    int max_total_tokens; /* of a prompt and what is sampled for it; 0: not known */
+    bool stored;          /* the text was written by train_spec_put */
 };
 
 /* @return 0, or an HTTP status with *e (and the field at fault in *param, static text, when known).  Inline data points
@@ -63,6 +70,8 @@ struct train_limits {
 int train_spec_read(struct train_spec *, const cJSON *tree, const struct train_limits *, struct err *e);
 /* @return 0, or *e: the method cannot train weights of this type. */
 int train_method_suits(enum train_method, const char *weight_type, struct err *e);
+/* @return 0, or *e: what the method samples, of at most max_length with its prompt, has no room here. */
+int train_length_suits(const struct train_params *, int max_total_tokens, struct err *e);
 /* @return "lora", "qlora", "full", "dpo"..., or "draft". */
 const char *train_spec_method(const struct train_spec *);
 /* Appends a file. */

@@ -105,6 +105,7 @@ struct metrics_view {
     double train_speed_floor;   /* tokens/s; 0: none */
     const char *model_name;
     bool vllm; /* also under its names */
+    uint64_t kv_event_batches, kv_event_batches_refused, kv_event_replays, kv_event_resyncs;
 };
 
 void metrics_init(struct metrics *);

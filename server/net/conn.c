@@ -437,7 +437,8 @@ void conn_begin(struct conn *c)
     request_reset(c);
     sock_read(c, true);
     /* A client that connects is about to send a request, so the first one gets a shorter timeout than later ones. */
-    sock_timer(c, c->refused ? REFUSED_MS : c->server->config.header_timeout_ms);
+    int ms = c->server->draining ? WIND_DOWN_MS : c->server->config.header_timeout_ms;
+    sock_timer(c, c->refused ? REFUSED_MS : ms);
 }
 
 /* Not enough memory to read a request: a connection that would begin one is closed with a constant, preallocated
@@ -583,5 +584,5 @@ void conn_wind_down(struct conn *c)
 
 void conn_drain(struct conn *c)
 {
-    if (c->state == CONN_IDLE) conn_drop(c);
+    if (c->state == CONN_IDLE && !c->idle_since) sock_timer(c, WIND_DOWN_MS); /* it has just connected, to send one */
 }

@@ -121,6 +121,7 @@ struct http_server {
     uv_idle_t idle;
     int open_handles;
     bool listening, winding_down, draining, closing;
+    enum { KEEP_LISTENING, POLL_ONCE, POLLED } stop; /* accepts what has connected before it stops listening */
     void (*drained)(void *), (*closed)(void *);
     void *drained_arg, *closed_arg;
     uint64_t last_accept_error; /* accept errors are logged once a second */

@@ -213,8 +213,9 @@ void http_server_reconfigure(struct http_server *, const struct http_server_conf
  * new connections are still accepted, so that their clients get a reason for the refusal; otherwise they wait in the
  * listening socket for another process that shares it. */
 void http_server_wind_down(struct http_server *, bool accepting);
-/* Stops accepting, closes idle connections and answers running requests with Connection: close.  Calls done(arg) when
- * the last connection has closed, possibly before it returns.  A no-op when the server already drains or closes. */
+/* Stops accepting and answers running requests with Connection: close; connections without one close within a second.
+ * Calls done(arg) when the last connection has closed, possibly before it returns.  A no-op when the server already
+ * drains or closes. */
 void http_server_drain(struct http_server *, void (*done)(void *), void *arg);
 /* Closes everything now (calling on_close of running requests); done(arg) when the handles are closed; then
  * http_server_free.  Not from a handler or its callbacks.  A pending drain's done is no longer called. */

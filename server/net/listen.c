@@ -209,7 +209,7 @@ static void flush(struct http_server *s)
 {
     sock_flush_all(s);
     if (s->closing) return;
-    if (s->dirty) {
+    if (s->dirty || s->stop) {
         uv_idle_start(&s->idle, on_idle);
     } else {
         uv_idle_stop(&s->idle);
@@ -218,12 +218,21 @@ static void flush(struct http_server *s)
 
 static void on_prepare(uv_prepare_t *h)
 {
-    flush(h->data);
+    struct http_server *s = h->data;
+    if (s->stop == POLL_ONCE) s->stop = POLLED;
+    flush(s);
 }
+
+static void stop_listening(struct http_server *s);
 
 static void on_check(uv_check_t *h)
 {
-    flush(h->data);
+    struct http_server *s = h->data;
+    if (s->stop == POLLED) {
+        s->stop = KEEP_LISTENING;
+        stop_listening(s);
+    }
+    flush(s);
 }
 
 /* These three only serve connections; they must not keep the loop alive by themselves. */
@@ -316,7 +325,7 @@ static void server_settle(struct http_server *s)
         if (!closed) return;
         s->closed = NULL;
         closed(s->closed_arg);                       /* may free s */
-    } else if (s->drained && s->open_handles == 3) { /* the listener is closed */
+    } else if (s->drained && s->open_handles == 3) { /* the listener is closed, and nobody connects any more */
         void (*drained)(void *) = s->drained;
         s->drained = NULL;
         drained(s->drained_arg);
@@ -360,13 +369,10 @@ void http_server_drain(struct http_server *s, void (*done)(void *), void *arg)
     s->draining = true;
     s->drained = done;
     s->drained_arg = arg;
-    s->winding_down = true;
-    stop_listening(s);
-    struct conn *next;
-    for (struct conn *c = s->conns; c; c = next) {
-        next = c->next;
-        conn_drain(c);
-    }
+    if (!s->winding_down) http_server_wind_down(s, true);
+    if (s->listening) s->stop = POLL_ONCE;
+    flush(s);
+    for (struct conn *c = s->conns; c; c = c->next) conn_drain(c);
     server_settle(s); /* possibly nothing is left to wait for */
 }
 

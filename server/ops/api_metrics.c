@@ -10,6 +10,7 @@
 #include "server/config/settings.h"
 #include "server/jobs/batches.h"
 #include "server/jobs/jobs.h"
+#include "server/kvevents/publisher.h"
 #include "server/metrics/metrics.h"
 #include "server/metrics/prometheus_text.h"
 #include "server/net/http.h"
@@ -146,6 +147,11 @@ static void reply_metrics(struct app *app, struct http_req *req)
         .vllm = strcmp(app->set->metrics_aliases, "vllm") == 0,
     };
     jobs_view(app->jobs, &jobs);
+    struct kv_publisher_counts events = kv_publisher_counts(app->kv_events);
+    view.kv_event_batches = events.batches;
+    view.kv_event_batches_refused = events.refused;
+    view.kv_event_replays = events.replays;
+    view.kv_event_resyncs = events.resyncs;
     struct model_totals totals;
     const struct served_model *m = any_loaded(app);
     model_table_totals(app->models, &totals);

@@ -44,13 +44,17 @@ static void put_name(struct buf *out, const char *what, int thread, const char *
 /* Complete events: microseconds since the trace began. */
 static void put_event(struct buf *out, const struct trace_event *e, uint64_t origin)
 {
-    static const char *const kinds[] = {
-        [TRACE_STEP] = "step", [TRACE_PHASE] = "phase", [TRACE_OP] = "op", [TRACE_TRAINING] = "training"};
+    static const char *const kinds[] = {[TRACE_STEP] = "step",
+                                        [TRACE_PHASE] = "phase",
+                                        [TRACE_OP] = "op",
+                                        [TRACE_TRAINING] = "training",
+                                        [TRACE_EXCHANGE] = "exchange"};
     double start = e->start > origin ? (double)(e->start - origin) * 1e-3 : 0;
     buf_printf(out, ",\n{\"name\":\"%s\",\"cat\":\"%s\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,\"pid\":1,\"tid\":%d",
                e->name, kinds[e->what], start, (double)(e->end - e->start) * 1e-3, e->track == TRACK_ENGINE ? 1 : 2);
     if (e->what == TRACE_STEP)
         buf_printf(out, ",\"args\":{\"sequences\":%d,\"tokens\":%d,\"rows\":%d}", e->seqs, e->tokens, e->rows);
+    if (e->what == TRACE_EXCHANGE) buf_printf(out, ",\"args\":{\"sent_bytes\":%llu}", (unsigned long long)e->sent);
     buf_char(out, '}');
 }
 

@@ -112,6 +112,27 @@ static void put_queue(const struct metrics_view *v, struct buf *out)
     prometheus_rows(out, rows, N_OF(rows));
 }
 
+/* Of a model that is divided over ranks; nothing otherwise. */
+static void put_ranks(const struct metrics_view *v, struct buf *out)
+{
+    static const char *const names[] = {"tandem_comm_operations_total", "tandem_comm_sent_bytes_total",
+                                        "tandem_comm_seconds_total"};
+    static const char *const help[] = {"Operations between the ranks of the model, by kind, as rank 0 counts them.",
+                                       "Bytes that rank 0 sent in them.",
+                                       "Time that rank 0 spent in them, waiting for other ranks included."};
+    if (v->info->ranks < 2) return;
+    const struct prometheus_row row = {"tandem_ranks", "gauge", "Ranks that the model is divided over.", v->info->ranks};
+    prometheus_rows(out, &row, 1);
+    for (int k = 0; k < N_OF(names); k++) {
+        prometheus_head(out, names[k], "counter", help[k]);
+        for (int i = 0; i < COMM_OPS; i++) {
+            const struct comm_profile *p = &v->stats->ranks[i];
+            double value = k == 0 ? (double)p->calls : k == 1 ? (double)p->sent_bytes : p->seconds;
+            if (p->calls) prometheus_by(out, names[k], "op", engine_comm_op(i), value);
+        }
+    }
+}
+
 static void put_tokens(const struct metrics_view *v, struct buf *out)
 {
     const struct engine_stats *s = v->stats;
@@ -175,6 +196,24 @@ static void put_kv_disk(const struct metrics_view *v, struct buf *out)
     prometheus_by(out, removed, "reason", "evicted", (double)s->evicted);
     prometheus_by(out, removed, "reason", "expired", (double)s->expired);
     prometheus_by(out, removed, "reason", "corrupt", (double)s->corrupt);
+}
+
+/* Zeros without --kv-events. */
+static void put_kv_events(const struct metrics_view *v, struct buf *out)
+{
+    const struct prometheus_row rows[] = {
+        {"tandem_kv_event_batches_total", "counter", "Batches of KV events that were published.",
+         (double)v->kv_event_batches},
+        {"tandem_kv_event_batches_refused_total", "counter",
+         "Batches not published because too many waited; everything cached was published later.",
+         (double)v->kv_event_batches_refused},
+        {"tandem_kv_event_replays_total", "counter", "Requests of subscribers for batches that they missed.",
+         (double)v->kv_event_replays},
+        {"tandem_kv_event_resyncs_total", "counter",
+         "Times that everything cached was to be published, for new subscribers and those that missed too much.",
+         (double)v->kv_event_resyncs},
+    };
+    prometheus_rows(out, rows, N_OF(rows));
 }
 
 /* On a GPU: bytes of device memory that training uses: reserved after startup, less those of adapters. */
@@ -288,6 +327,17 @@ static void put_training(const struct jobs_view *j, double floor, struct buf *ou
          runs ? last->tokens_per_s : 0},
         {"tandem_train_rows_per_second", "gauge", "Rows per second in the running job's last step.",
          runs ? last->rows_per_s : 0},
+        {"tandem_train_reward", "gauge", "Mean reward in the running job's last step; 0 unless its method is grpo.",
+         runs ? or_none(last->rewards.reward) : 0},
+        {"tandem_train_reward_std", "gauge", "Mean deviation of the rewards of a prompt's texts in that step.",
+         runs ? or_none(last->rewards.reward_std) : 0},
+        {"tandem_train_reward_zero_std_ratio", "gauge",
+         "Share of the prompts of that step whose texts all had the same reward.",
+         runs ? or_none(last->rewards.zero_std) : 0},
+        {"tandem_train_kl", "gauge", "Distance to the reference in that step, of methods that compute it.",
+         runs ? or_none(last->rewards.kl) : 0},
+        {"tandem_train_completion_tokens", "gauge", "Mean tokens of a text that was sampled for that step.",
+         runs ? or_none(last->rewards.length) : 0},
         {"tandem_train_tokens_per_second_floor", "gauge",
          "Training speed below which an alert is due (option train-speed-floor); 0: none.", floor},
         {"tandem_train_eval_loss", "gauge",
@@ -383,11 +433,13 @@ void metrics_render(const struct metrics *m, const struct metrics_view *v, struc
     put_ends(m, v->http, out);
     if (v->stats && v->info) {
         put_queue(v, out);
+        put_ranks(v, out);
         put_tokens(v, out);
         put_speculation(v->stats, out);
         put_step(v->stats, out);
         put_memory(v, out);
         put_kv_disk(v, out);
+        put_kv_events(v, out);
         put_adapters(v, out);
         put_model(v, out);
     }

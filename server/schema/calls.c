@@ -3,20 +3,28 @@
 #include "engine/base/buf.h"
 #include "engine/grammar/grammar.h"
 #include "server/json/json.h"
+#include "server/schema/lark.h"
+#include "server/schema/marks.h"
+#include "server/schema/regex.h"
 #include "server/schema/schema.h"
 
 #include <string.h>
 
 enum { S_FIRST, S_BEFORE, S_BETWEEN, S_AFTER, S_NEXT, S_LAST, S_QUOTE, N_TEXTS };
 
-enum { PROPERTIES_MAX = 128, VALUE_DEPTH = 16 };
+#define XML_END "</parameter>"
+
+enum { PROPERTIES_MAX = 128, VALUE_DEPTH = 16, REFERRING_MAX = 256 /* parts with references */ };
 
 struct writer {
     struct jpool *p;
     enum call_arguments how;
     const char *text[N_TEXTS];
     const cJSON *parameters; /* of the tool */
+    int referring;           /* parts with references so far */
     jx plain;                /* any text that does not contain the mark that ends it; 0: not made yet */
+    bool described;          /* the tool's text keeps to its grammar or pattern, where it is written as it is */
+    jx any;                  /* any value of an argument, in JSON any arguments; 0: not made yet */
 };
 
 static const cJSON *field(const cJSON *object, const char *name)
@@ -24,8 +32,7 @@ static const cJSON *field(const cJSON *object, const char *name)
     return cJSON_GetObjectItemCaseSensitive(object, name);
 }
 
-/* A text in which marks may be special tokens. */
-static jx literal(struct jpool *p, const char *text)
+jx calls_text(struct jpool *p, const char *text)
 {
     struct buf b = {0};
     buf_str(&b, text);
@@ -46,43 +53,36 @@ static jx json_inside(struct jpool *p, const char *text)
     return out;
 }
 
-/* ---- texts as they are ----------------------------------------------------------------------------------------- */
-
-/* One character that is neither `next` nor `first`. */
-static jx other_than(struct jpool *p, unsigned char next, unsigned char first)
-{
-    unsigned lo = next < first ? next : first, hi = next < first ? first : next;
-    struct grange v[3] = {{0, lo ? lo - 1 : 0}, {lo + 1, hi - 1}, {hi + 1, 0x10ffff}};
-    size_t n = 3;
-    if (lo + 1 >= hi) v[1] = v[2], n = 2;
-    return jx_raw_chars(p, v, n);
-}
-
-/* Any text in which the mark, whose first byte it has once, does not occur. */
+/* Any text in which the mark does not occur. */
 static jx text_without(struct writer *w, const char *mark)
 {
-    struct jpool *p = w->p;
-    size_t len = strlen(mark);
-    jx starts = JX_NONE, ends = JX_NONE;
-    if (w->plain) return w->plain;
-    for (size_t i = 1; i < len; i++) { /* a part of the mark, and what may follow it */
-        jx part = jx_bytes(p, mark, i);
-        starts = jx_alt2(p, starts, part);
-        ends = jx_alt2(p, ends, jx_seq2(p, part, other_than(p, (unsigned char)mark[i], (unsigned char)mark[0])));
-    }
-    starts = jx_shared(p, jx_repeat(p, starts, 0, JX_MANY));
-    jx one = jx_alt2(p, other_than(p, (unsigned char)mark[0], (unsigned char)mark[0]), jx_seq2(p, starts, ends));
-    return w->plain = jx_shared(p, jx_seq2(p, jx_repeat(p, one, 0, JX_MANY), starts));
+    if (!w->plain) w->plain = text_without_marks(w->p, &mark, 1, "");
+    return w->plain;
 }
 
 /* ---- schemas of parts ------------------------------------------------------------------------------------------ */
 
+static bool has_reference(const cJSON *schema)
+{
+    if (field(schema, "$ref")) return true;
+    for (const cJSON *v = schema ? schema->child : NULL; v; v = v->next)
+        if (has_reference(v)) return true;
+    return false;
+}
+
 /* The JSON that the schema of a part of the parameters describes: its references are into the whole. */
 static jx json_part(struct writer *w, const cJSON *schema)
 {
-    cJSON *copy = cJSON_IsObject(schema) ? cJSON_Duplicate(schema, true) : cJSON_CreateObject();
     static const char *const places[] = {"$defs", "definitions"};
-    for (size_t i = 0; i < 2; i++) {
+    bool refers = has_reference(schema);
+    if (jpool_failed(w->p)) return JX_NONE;
+    if (refers && ++w->referring > REFERRING_MAX) {
+        jpool_fail(w->p, "more than %d parameters with references are not supported in this model's form of calls",
+                   REFERRING_MAX);
+        return JX_NONE;
+    }
+    cJSON *copy = cJSON_IsObject(schema) ? cJSON_Duplicate(schema, true) : cJSON_CreateObject();
+    for (size_t i = 0; i < 2 && refers; i++) {
         const cJSON *defs = field(w->parameters, places[i]);
         if (defs && !field(copy, places[i])) cJSON_AddItemToObject(copy, places[i], cJSON_Duplicate(defs, true));
     }
@@ -129,12 +129,28 @@ static bool is_text(const cJSON *schema)
 
 /* ---- values ---------------------------------------------------------------------------------------------------- */
 
+/* A text that the schema's own grammar or pattern describes.  JX_NONE: it has none, or one that is not supported. */
+static jx described_text(struct writer *w, const cJSON *schema)
+{
+    const char *lark = cJSON_GetStringValue(field(schema, "lark"));
+    const char *pattern = cJSON_GetStringValue(field(schema, "pattern"));
+    struct err e = {0};
+    jx out = JX_NONE;
+    bool before = jpool_raw(w->p, true);
+    if (lark)
+        out = lark_supported(lark, &e) ? json_lark(w->p, lark, &e) : JX_NONE;
+    else if (pattern)
+        out = json_regex_supported(pattern) ? json_regex(w->p, pattern, &e) : JX_NONE;
+    jpool_raw(w->p, before);
+    return out;
+}
+
 static jx text_value(struct writer *w, const cJSON *schema, const char *mark)
 {
     int n;
     const cJSON *v = choices(schema, &n);
-    jx out = JX_NONE;
-    if (!v) return text_without(w, mark);
+    jx out = v || !w->described ? JX_NONE : described_text(w, schema);
+    if (!v) return out == JX_NONE ? text_without(w, mark) : out;
     for (; n && v; n--, v = v->next) out = jx_alt2(w->p, out, jx_text(w->p, v->valuestring));
     return out;
 }
@@ -145,13 +161,10 @@ static jx escaped_value(struct writer *w, const cJSON *schema, int depth)
 {
     struct jpool *p = w->p;
     const char *quote = w->text[S_QUOTE];
-    jx mark = literal(p, quote);
-    char bare[64]; /* the mark without what makes it special */
-    size_t n = 0;
-    for (const char *s = quote; *s && n + 1 < sizeof bare; s++)
-        if (*s != CALLS_SPECIAL) bare[n++] = *s;
-    bare[n] = 0;
-    if (is_text(schema)) return jx_seq3(p, mark, text_value(w, schema, bare), mark);
+    jx mark = calls_text(p, quote);
+    char bare[MARK_MAX + 2];
+    if (is_text(schema))
+        return jx_seq3(p, mark, text_value(w, schema, marks_bare(quote, bare)), mark);
     if (has_type(schema, "object") && field(schema, "properties") && depth < VALUE_DEPTH)
         return members(w, schema, depth + 1);
     if (has_type(schema, "array") && cJSON_IsObject(field(schema, "items")) && depth < VALUE_DEPTH) {
@@ -168,6 +181,76 @@ static jx python_value(struct writer *w, const cJSON *schema)
     return json_part(w, schema);
 }
 
+/* ---- whatever arguments ----------------------------------------------------------------------------------------- */
+
+/* A name of an argument. */
+static jx any_name(struct jpool *p)
+{
+    static const struct grange word[] = {{'-', '-'}, {'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
+    return jx_repeat(p, jx_raw_chars(p, word, 5), 1, JX_MANY);
+}
+
+/* Any number of `one`, with `comma` between two. */
+static jx any_list(struct jpool *p, jx one, const char *comma)
+{
+    return jx_optional(p, jx_seq2(p, one, jx_repeat(p, jx_seq2(p, jx_text(p, comma), one), 0, JX_MANY)));
+}
+
+/* Between single quotes, as Python has it. */
+static jx python_text(struct jpool *p)
+{
+    static const struct grange plain[] = {{0x20, 0x26}, {0x28, 0x5b}, {0x5d, 0x10ffff}};
+    jx escape = jx_seq2(p, jx_text(p, "\\"), jx_raw_chars(p, (struct grange[]){{'\\', '\\'}, {'\'', '\''}, {'n', 'n'}}, 3));
+    jx one = jx_alt2(p, jx_raw_chars(p, plain, 3), escape);
+    return jx_seq3(p, jx_text(p, "'"), jx_repeat(p, one, 0, JX_MANY), jx_text(p, "'"));
+}
+
+/* A value without parts. */
+static jx any_scalar(struct writer *w)
+{
+    static const char *const types[] = {"number", "boolean", "null", "string"};
+    struct jpool *p = w->p;
+    cJSON *schema = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(schema, "type");
+    size_t n = w->how == ARGUMENTS_PYTHON ? 4 : 3;
+    for (size_t i = 0; i < n; i++) cJSON_AddItemToArray(list, cJSON_CreateString(types[i]));
+    jx json = json_schema(p, schema);
+    cJSON_Delete(schema);
+    if (w->how == ARGUMENTS_PYTHON)
+        return jx_alt(p, (jx[]){json, jx_text(p, "True"), jx_text(p, "False"), jx_text(p, "None"), python_text(p)}, 5);
+    char bare[MARK_MAX + 2];
+    jx mark = calls_text(p, w->text[S_QUOTE]);
+    return jx_alt2(p, json, jx_seq3(p, mark, text_without(w, marks_bare(w->text[S_QUOTE], bare)), mark));
+}
+
+static jx any_value(struct writer *w)
+{
+    struct jpool *p = w->p;
+    if (w->any) return w->any;
+    bool python = w->how == ARGUMENTS_PYTHON;
+    const char *comma = python ? ", " : ",";
+    w->any = jx_rule(p);
+    jx key = python ? jx_seq2(p, any_scalar(w), jx_text(p, ": ")) : jx_seq2(p, any_name(p), jx_text(p, ":"));
+    jx list = jx_seq3(p, jx_text(p, "["), any_list(p, w->any, comma), jx_text(p, "]"));
+    jx members = any_list(p, jx_seq2(p, key, w->any), comma);
+    jx object = jx_seq3(p, jx_text(p, "{"), members, jx_text(p, "}"));
+    jx_define(p, w->any, jx_alt(p, (jx[]){any_scalar(w), list, object}, 3));
+    return w->any;
+}
+
+static jx any_arguments(struct writer *w)
+{
+    struct jpool *p = w->p;
+    if (w->how == ARGUMENTS_JSON) return w->any ? w->any : (w->any = jx_shared(p, json_any_object(p)));
+    jx name = any_name(p);
+    if (w->how == ARGUMENTS_XML) {
+        jx value = jx_seq3(p, jx_text(p, ">\n"), text_without(w, XML_END), jx_text(p, "\n" XML_END "\n"));
+        return jx_repeat(p, jx_seq3(p, jx_text(p, "<parameter="), name, value), 0, JX_MANY);
+    }
+    bool python = w->how == ARGUMENTS_PYTHON;
+    jx list = any_list(p, jx_seq3(p, name, jx_text(p, python ? "=" : ":"), any_value(w)), python ? ", " : ",");
+    return python ? list : jx_seq3(p, jx_text(p, "{"), list, jx_text(p, "}"));
+}
+
 /* ---- arguments ------------------------------------------------------------------------------------------------- */
 
 /* One property, with its name. */
@@ -176,10 +259,9 @@ static jx property(struct writer *w, const cJSON *schema, int depth)
     struct jpool *p = w->p;
     jx name = jx_text(p, schema->string);
     if (w->how == ARGUMENTS_XML) {
-        static const char end[] = "</parameter>";
         jx open = jx_seq3(p, jx_text(p, "<parameter="), name, jx_text(p, ">\n"));
-        jx value = is_text(schema) ? text_value(w, schema, end) : json_part(w, schema);
-        return jx_seq3(p, open, value, jx_text(p, "\n</parameter>\n"));
+        jx value = is_text(schema) ? text_value(w, schema, XML_END) : json_part(w, schema);
+        return jx_seq3(p, open, value, jx_text(p, "\n" XML_END "\n"));
     }
     if (w->how == ARGUMENTS_PYTHON) return jx_seq3(p, name, jx_text(p, "="), python_value(w, schema));
     return jx_seq3(p, name, jx_text(p, ":"), escaped_value(w, schema, depth));
@@ -239,9 +321,12 @@ static jx call(struct writer *w, const cJSON *tool)
     const char *name = cJSON_GetStringValue(field(tool, "name")), *before = w->text[S_BEFORE];
     size_t n = strlen(before);
     bool quoted = n && before[n - 1] == '"';
-    jx head = jx_seq3(p, literal(p, before), quoted ? json_inside(p, name) : jx_text(p, name),
-                      literal(p, w->text[S_BETWEEN]));
-    return jx_seq3(p, head, arguments(w, field(tool, "parameters")), literal(p, w->text[S_AFTER]));
+    jx head = jx_seq3(p, calls_text(p, before), quoted ? json_inside(p, name) : jx_text(p, name),
+                      calls_text(p, w->text[S_BETWEEN]));
+    bool any = cJSON_IsTrue(field(tool, "any"));
+    w->described = cJSON_IsTrue(field(tool, "described"));
+    jx given = any ? jx_shared(p, any_arguments(w)) : arguments(w, field(tool, "parameters"));
+    return jx_seq3(p, head, given, calls_text(p, w->text[S_AFTER]));
 }
 
 jx calls_expression(struct jpool *p, const cJSON *calls)
@@ -259,6 +344,6 @@ jx calls_expression(struct jpool *p, const cJSON *calls)
     one = jx_shared(p, one);
     jx more = JX_EMPTY;
     if (cJSON_IsTrue(field(calls, "many")))
-        more = jx_repeat(p, jx_seq2(p, literal(p, w.text[S_NEXT]), one), 0, CALLS_MORE_MAX);
-    return jx_seq3(p, literal(p, w.text[S_FIRST]), jx_seq2(p, one, more), literal(p, w.text[S_LAST]));
+        more = jx_repeat(p, jx_seq2(p, calls_text(p, w.text[S_NEXT]), one), 0, CALLS_MORE_MAX);
+    return jx_seq3(p, calls_text(p, w.text[S_FIRST]), jx_seq2(p, one, more), calls_text(p, w.text[S_LAST]));
 }

@@ -1,4 +1,4 @@
-/* Grammars of forced calls: tool_choice required or named.  Pure; any thread. */
+/* Grammars of calls: those that tool_choice demands, and those that an answer may have (answer.h).  Pure; any thread. */
 #ifndef TANDEM_SERVER_SCHEMA_CALLS_H
 #define TANDEM_SERVER_SCHEMA_CALLS_H
 
@@ -29,8 +29,12 @@ struct call_shape {
 enum { CALLS_MORE_MAX = 15 /* calls behind the first */ };
 
 /* The calls as a constraint's text: {"shape": [first, before, between, after, next, last, quote], "arguments": n,
- * "many": bool, "tools": [{"name": ..., "parameters": schema}, ...]} -> the expression; fails the pool where a schema
- * is not supported. */
+ * "many": bool, "tools": [{"name": ..., "parameters": schema} or {"name": ..., "any": true}, ...]} -> the expression;
+ * fails the pool where a schema is not supported.  any: whatever arguments the model writes.  Beside parameters,
+ * "described": true: also where texts are written as they are they keep to the schema's pattern or grammar, which is to
+ * say where such a text ends. */
 jx calls_expression(struct jpool *, const cJSON *calls);
+/* A text of a call_shape. */
+jx calls_text(struct jpool *, const char *text);
 
 #endif

@@ -2,6 +2,7 @@
 #include "server/schema/constraint.h"
 
 #include "server/json/json.h"
+#include "server/schema/answer.h"
 #include "server/schema/calls.h"
 #include "server/schema/schema.h"
 
@@ -208,14 +209,12 @@ void constraint_set_lead(struct constraint_request *request, const char *text)
     for (; *text; text++) buf_char(&request->before, *text == CALLS_SPECIAL ? (char)GRAM_SPECIAL : *text);
 }
 
-bool constraint_set_calls(struct constraint_request *request, const char *name, const cJSON *calls, const char *mark,
-                          struct err *e)
+bool constraint_set_calls(struct constraint_request *request, const char *name, const cJSON *calls, struct err *e)
 {
     constraint_request_free(request);
     request->field = name;
     if (!take_schema(request, calls, e)) return false;
-    request->kind = mark ? CONSTRAINT_MAY_CALL : CONSTRAINT_CALLS;
-    if (mark) buf_str(&request->before, mark);
+    request->kind = field(calls, "free") ? CONSTRAINT_MAY_CALL : CONSTRAINT_CALLS;
     return true;
 }
 
@@ -233,10 +232,9 @@ static struct grammar *build_json(const struct constraint_request *request, stru
         schema = json_parse(request->text.data, request->text.len, e);
         bool calls = request->kind == CONSTRAINT_CALLS || request->kind == CONSTRAINT_MAY_CALL;
         if (schema) root = calls ? calls_expression(p, schema) : json_schema(p, schema);
+        if (schema && request->kind == CONSTRAINT_MAY_CALL) root = answer_expression(p, field(schema, "free"), root);
     }
-    if (schema && request->kind == CONSTRAINT_MAY_CALL) {
-        g = jexpr_grammar_within(p, root, request->before.data, e);
-    } else if (schema || request->kind == CONSTRAINT_JSON_OBJECT) {
+    if (schema || request->kind == CONSTRAINT_JSON_OBJECT) {
         jx before = jx_bytes(p, request->before.data, request->before.len),
            after = jx_bytes(p, request->after.data, request->after.len);
         g = jexpr_grammar(p, jx_seq3(p, before, root, after), e);

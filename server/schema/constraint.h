@@ -23,7 +23,8 @@ enum constraint_kind {
     CONSTRAINT_REGEX,       /* what re.fullmatch(text) matches */
     CONSTRAINT_CHOICE,      /* one of the strings in the JSON array `text` */
     CONSTRAINT_CALLS,       /* the calls of tools that the JSON object `text` describes (calls.h) */
-    CONSTRAINT_MAY_CALL,    /* any text; where `before`, their mark, is in it, such calls, one behind another */
+    CONSTRAINT_MAY_CALL,    /* any text, which may have such calls: `text` also describes what is around them
+                               (answer.h), as "free" */
 };
 
 /* A requested constraint.  Zero-initialise; release with constraint_request_free. */
@@ -54,10 +55,8 @@ bool constraint_read_openai(struct constraint_request *, const cJSON *top, struc
  * @return false with *e when the schema is too large; field: static, for messages. */
 bool constraint_set_schema(struct constraint_request *, const char *field, const char *before, const cJSON *schema,
                            const char *after, struct err *e);
-/* The same for calls of tools.  mark: with which each of them begins, where the text may have calls; NULL: it has to.
- */
-bool constraint_set_calls(struct constraint_request *, const char *field, const cJSON *calls, const char *mark,
-                          struct err *e);
+/* The same for calls of tools, which the text has to have; where `calls` has a "free", it may. */
+bool constraint_set_calls(struct constraint_request *, const char *field, const cJSON *calls, struct err *e);
 /* Generated before the constrained text; special tokens as in a call_shape (calls.h). */
 void constraint_set_lead(struct constraint_request *, const char *text);
 void constraint_request_free(struct constraint_request *);

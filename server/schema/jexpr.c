@@ -148,16 +148,25 @@ jx jx_chars(struct jpool *p, const struct grange *v, size_t n)
                          .first = (uint32_t)p->n_ranges,
                          .n = (uint32_t)n,
                          .size = mine[n - 1].hi < 0x80 ? (uint32_t)n : 8 + 2 * (uint32_t)n,
+                         .min = p->raw,
                          .shortest = 1,
                          .longest = 1};
     p->n_ranges += n;
     return push(p, node);
 }
 
+bool jpool_raw(struct jpool *p, bool raw)
+{
+    bool before = p->raw;
+    p->raw = raw;
+    return before;
+}
+
 jx jx_raw_chars(struct jpool *p, const struct grange *v, size_t n)
 {
+    bool before = jpool_raw(p, true);
     jx out = jx_chars(p, v, n);
-    if (out != JX_NONE) p->nodes[out].min = 1;
+    jpool_raw(p, before);
     return out;
 }
 

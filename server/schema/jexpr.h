@@ -47,6 +47,8 @@ jx jx_chars(struct jpool *, const struct grange *, size_t n);
 jx jx_any_char(struct jpool *);
 /* The same outside of strings: the character itself. */
 jx jx_raw_chars(struct jpool *, const struct grange *, size_t n);
+/* From now on jx_chars makes such characters, or no longer.  @return what was the case. */
+bool jpool_raw(struct jpool *, bool raw);
 jx jx_seq(struct jpool *, const jx *, size_t n);
 jx jx_seq2(struct jpool *, jx, jx);
 jx jx_seq3(struct jpool *, jx, jx, jx);
@@ -77,8 +79,5 @@ jx jx_fit(struct jpool *, jx, uint32_t min, uint32_t max);
 /* @return the grammar of root; NULL and *e when the pool failed, or for grammar_build's reasons (nothing matches, left
  * recursion, too large). */
 struct grammar *jexpr_grammar(struct jpool *, jx root, struct err *e);
-/* The same of any text with any number of root's in it, each of which begins with mark ("<...", with no other "<"); the
- * text does not have the mark otherwise, but in thoughts that it begins with (<think> ... </think>). */
-struct grammar *jexpr_grammar_within(struct jpool *, jx root, const char *mark, struct err *e);
 
 #endif

@@ -82,38 +82,7 @@ static gexpr lower(struct lowering *l, jx x)
     return out;
 }
 
-/* Any text without the mark, whose first character it has only once: that is "<". */
-static gexpr text_without(struct grammar_builder *b, const char *mark)
-{
-    struct buf pattern = {0};
-    buf_str(&pattern, "[^<]*(?:<(?:");
-    for (size_t k = 1; mark[k]; k++) /* k - 1 characters behind "<" are the mark's, the next one is not */
-        buf_printf(&pattern, "%s%.*s(?:[^<%c][^<]*)?", k > 1 ? "|" : "", (int)(k - 1), mark + 1, mark[k]);
-    buf_str(&pattern, "))*");
-    gexpr out = gram_regex(b, pattern.data, pattern.len);
-    buf_free(&pattern);
-    return out;
-}
-
-/* Any text, in which the mark only begins an inner one; thoughts before it may have any text. */
-static gexpr text_with(struct grammar_builder *b, gexpr inner, const char *mark)
-{
-    static const char begin[] = "<think>", end[] = "</think>";
-    gexpr text = text_without(b, mark), thought = text_without(b, end);
-    gexpr calls = gram_repeat(b, gram_seq(b, (gexpr[]){inner, text}, 2), 0, UINT32_MAX);
-    gexpr body = gram_seq(b, (gexpr[]){text, calls}, 2);
-    gexpr done = gram_seq(b, (gexpr[]){thought, gram_bytes(b, end, sizeof end - 1), body}, 3);
-    gexpr inside = gram_alt(b, (gexpr[]){done, thought}, 2);
-    gexpr thinks = gram_seq(b, (gexpr[]){gram_bytes(b, begin, sizeof begin - 1), inside}, 2);
-    return gram_alt(b, (gexpr[]){thinks, body}, 2);
-}
-
 struct grammar *jexpr_grammar(struct jpool *p, jx root, struct err *e)
-{
-    return jexpr_grammar_within(p, root, NULL, e);
-}
-
-struct grammar *jexpr_grammar_within(struct jpool *p, jx root, const char *mark, struct err *e)
 {
     if (!p->err.code && root == JX_NONE) jpool_fail(p, "no value is allowed");
     if (p->err.code) {
@@ -130,7 +99,7 @@ struct grammar *jexpr_grammar_within(struct jpool *p, jx root, const char *mark,
     for (uint32_t r = p->last_rule; r; r = p->nodes[r].min)
         gram_define(l.b, l.made[r], lower(&l, (jx)p->nodes[r].first));
     gexpr whole = lower(&l, root);
-    struct grammar *g = grammar_build(l.b, mark ? text_with(l.b, whole, mark) : whole, e);
+    struct grammar *g = grammar_build(l.b, whole, e);
     grammar_builder_free(l.b);
     free(l.made);
     free(l.done);

@@ -25,6 +25,7 @@ struct jpool {
     size_t cap_nodes, cap_kids, cap_bytes, cap_ranges;
     uint32_t last_rule;  /* list of all rules; 0 ends it */
     uint32_t rules_size; /* of all bodies */
+    bool raw;            /* characters are not escaped (jpool_raw) */
     struct err err;
 };
 

@@ -4,6 +4,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
+#include "server/store/row_files.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -54,6 +55,8 @@ static bool is_own(const char *inside)
     static const char *const folders[] = {"files/", "inline/", "checkpoints/", "tensorboard/", "cache/", "crashes/", "tinker/"};
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++)
         if (strncmp(inside, folders[i], strlen(folders[i])) == 0) return true;
+    const char *end = strrchr(inside, '.');
+    if (strncmp(inside, ROW_FILES "/", strlen(ROW_FILES "/")) == 0 && end && strcmp(end, ".open") == 0) return true;
     return strncmp(inside, "jobs.sqlite", 11) == 0 || strcmp(inside, "lock") == 0;
 }
 
@@ -210,12 +213,14 @@ void data_remove(const char *path)
     rmdir(path);
 }
 
-void data_list(const char *dir, const char *a, void (*fn)(void *arg, const char *name), void *arg)
+int data_list(const char *dir, const char *a, void (*fn)(void *arg, const char *name), void *arg)
 {
     char *path = data_path(dir, a, NULL);
     DIR *d = opendir(path);
+    int rc = d || errno == ENOENT || errno == ENOTDIR ? 0 : ERR_IO;
     for (struct dirent *f; d && (f = readdir(d));)
         if (strcmp(f->d_name, ".") != 0 && strcmp(f->d_name, "..") != 0) fn(arg, f->d_name);
     if (d) closedir(d);
     free(path);
+    return rc;
 }

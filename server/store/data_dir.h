@@ -9,6 +9,7 @@
  *     adapters-before/NAME/      what a job's result replaced there
  *     tensorboard/JOB/           event files
  *     tinker/RUN/                weights that clients saved (server/tinker/checkpoints.h)
+ *     feedback/MODEL/SET/        rows of feedback (row_files.h)
  *     crashes/TIME-PID.txt       crash reports (engine/base/crash.h)
  *
  * Any thread; on the loop only functions that access no file (names, paths, the time). */
@@ -35,7 +36,7 @@ char *data_path(const char *dir, const char *a, const char *b);
 /* @return the real path, owned by the caller, of a regular file that the operator put into the data directory; path:
  * relative to it, or absolute and inside.  NULL and *e: it leads outside (by .. or a link), does not exist, is not a
  * regular file, or is the daemon's own (jobs.sqlite, lock, all in files/, inline/, cache/, checkpoints/, tensorboard/,
- * crashes/). */
+ * crashes/, tinker/, a file of feedback/ that still grows). */
 char *data_find(const char *dir, const char *path, struct err *e);
 /* The same of all files that a pattern (* ? [abc]) matches, at most `limit`, or of the one file of that name: paths as
  * data_find takes them, sorted; (*n) strings and the array are the caller's.  @return 0; or an err code, also when
@@ -50,8 +51,8 @@ int data_write(const char *path, const void *p, size_t n, struct err *e);
 int data_sync_parent(const char *path, struct err *e);
 /* Removes a file, or a directory recursively; links are removed, not followed.  A missing path is not an error. */
 void data_remove(const char *path);
-/* Calls fn for every name in DIR/a. */
-void data_list(const char *dir, const char *a, void (*fn)(void *arg, const char *name), void *arg);
+/* Calls fn for every name in DIR/a.  @return 0, also where there is no such directory; ERR_IO: errno says why. */
+int data_list(const char *dir, const char *a, void (*fn)(void *arg, const char *name), void *arg);
 int64_t data_now_ms(void);
 
 #endif

@@ -122,26 +122,46 @@ static void on_event(void *arg, const struct event *ev, const struct event_batch
 /* ---- submitting ----------------------------------------------------------------------------------------------------
  */
 
+/* What is asked for of the prompt's tokens.  @return the ids to score, to be freed when it is submitted; NULL: none. */
+static int32_t *ask_prompt(struct gen_request *r, const struct sample_shape *shape)
+{
+    int32_t *scored = NULL;
+    r->prompt_logprobs = true;
+    r->n_drawn = shape->alternatives;
+    if (!shape->targets.rows) return NULL;
+    r->n_scored = shape->targets.widest;
+    r->scored = scored = prompt_targets_scored(&shape->targets, r->logprobs_from > 1 ? r->logprobs_from - 1 : 0);
+    return scored;
+}
+
 /* The next text.  The events of the prompt are asked for once. */
 static int submit(struct sampling *s, struct err *e)
 {
     int i = s->n_submitted;
     struct gen_request r = s->params.gen;
     const struct sample_shape *shape = &s->params.shape;
-    bool prompt = i == 0 && (shape->prompt_logprobs || shape->topk_prompt);
+    bool prompt =
+        i == 0 && (shape->prompt_logprobs || shape->topk_prompt || shape->targets.rows || shape->alternatives);
     int room = s->model->info->max_total_tokens - r.n_prompt;
     if (r.max_new_tokens == 0) r.max_new_tokens = room;
     if (room < r.max_new_tokens || room < 1)
         return err_set(e, ERR_INVALID,
                        "`prompt` has %d tokens and `sampling_params.max_tokens` is %d: a text may have %d in all",
                        r.n_prompt, r.max_new_tokens, s->model->info->max_total_tokens);
-    r.prompt_logprobs = prompt;
-    if (!prompt) r.logprobs_from = 0;
+    if (shape->targets.rows && shape->targets.largest >= s->model->info->vocab)
+        return err_set(e, ERR_INVALID, "`target_prompt_logprobs` has %d; the model knows 0 to %d",
+                       shape->targets.largest, s->model->info->vocab - 1);
     r.top_n = prompt && shape->topk_prompt > shape->topk_sample ? shape->topk_prompt : shape->topk_sample;
     r.sampling.seed = seed_derive(r.sampling.seed, i);
     struct sampled *text = &s->text[i];
+    int32_t *scored = NULL;
+    if (prompt)
+        scored = ask_prompt(&r, shape);
+    else
+        r.logprobs_from = 0;
     text->of = s;
     text->gen = bridge_submit_own(s->model->bridge, &r, s->client, on_event, text, e);
+    free(scored);
     if (!text->gen) return e->code;
     s->n_submitted++;
     s->t->flying++;

@@ -16,16 +16,19 @@
 #include <time.h>
 #include <unistd.h>
 
-static const char ROOT[] = "tinker", SCHEME[] = "tinker://", NOTE[] = "checkpoint.json";
+static const char ROOT[] = "tinker", SCHEME[] = "tinker://", NOTE[] = "checkpoint.json", PUBLIC[] = "public";
 static const char *const kinds[] = {"weights", "sampler_weights"};
 /* Of all directories: who reads one, replaces it, or finds that it has expired, sees it as it stays meanwhile. */
 static pthread_mutex_t files = PTHREAD_MUTEX_INITIALIZER;
+/* Taken before it, from counting a client's until one more is there: two at once would both find room for one. */
+static pthread_mutex_t adding = PTHREAD_MUTEX_INITIALIZER;
 enum { UNFINISHED_SECONDS = 3600 /* after which what was begun is a killed process's */ };
 
 void checkpoint_free(struct checkpoint *c)
 {
     free(c->base);
     free(c->metadata);
+    free(c->source);
     *c = (struct checkpoint){0};
 }
 
@@ -86,7 +89,7 @@ void checkpoint_put(struct buf *b, const struct checkpoint *c)
     checkpoint_put_path(b, c);
     buf_str(b, "\",\"time\":");
     checkpoint_put_time(b, c->created);
-    buf_printf(b, ",\"size_bytes\":%lld,\"public\":false", (long long)c->bytes);
+    buf_printf(b, ",\"size_bytes\":%lld,\"public\":%s", (long long)c->bytes, c->public ? "true" : "false");
     if (c->metadata) buf_printf(b, ",\"user_metadata\":%s", c->metadata);
     if (c->expires) {
         buf_str(b, ",\"expires_at\":");
@@ -118,13 +121,14 @@ static void put_note(struct buf *b, const struct checkpoint *c)
                (long long)c->created);
     if (c->expires) buf_printf(b, ",\"expires\":%lld", (long long)c->expires);
     if (c->metadata) buf_printf(b, ",\"user_metadata\":%s", c->metadata);
+    if (c->source) buf_printf(b, ",\"copy_of\":\"%s\"", c->source);
     buf_str(b, "}\n");
 }
 
 static void read_note(struct checkpoint *c, const cJSON *tree, struct err *e)
 {
     struct json_at at = {tree, "", e};
-    const char *owner = "", *base = "";
+    const char *owner = "", *base = "", *source = NULL;
     const cJSON *metadata = NULL;
     int64_t rank = 0;
     json_get_string(&at, "owner", &owner);
@@ -138,6 +142,7 @@ static void read_note(struct checkpoint *c, const cJSON *tree, struct err *e)
     snprintf(c->owner, sizeof c->owner, "%s", owner);
     c->base = mem_strdup(base);
     c->rank = (int)rank;
+    if (json_get_string(&at, "copy_of", &source)) c->source = mem_strdup(source);
     if (!json_get_object(&at, "user_metadata", &metadata)) return;
     struct buf b = {0};
     json_put_value(&b, metadata, ",", ":");
@@ -167,6 +172,9 @@ static int read_any(const char *data, struct checkpoint *c, struct err *e)
         if (tree) read_note(c, tree, e);
         json_free(tree);
         read_expiry(c, dir);
+        char *public = file_join(dir, PUBLIC);
+        c->public = !access(public, F_OK);
+        free(public);
     }
     free(text);
     free(dir);
@@ -178,19 +186,27 @@ static bool expired(const struct checkpoint *c)
     return c->expires && c->expires <= data_now_ms();
 }
 
-int checkpoint_read(const char *data, struct checkpoint *c, const char *owner, struct err *e)
+/* checkpoint_read, of who has `files`. */
+static int read_for(const char *data, struct checkpoint *c, const char *owner, bool to_change, struct err *e)
 {
-    pthread_mutex_lock(&files);
     int rc = read_any(data, c, e);
-    pthread_mutex_unlock(&files);
     if (rc && rc != ERR_NOT_FOUND) return rc;
-    if (!rc && !strcmp(c->owner, owner) && !expired(c)) return 0;
+    bool may = !strcmp(c->owner, owner) || (c->public && !to_change);
+    if (!rc && may && !expired(c)) return 0;
     struct buf b = {0};
     checkpoint_put_path(&b, c);
     *e = (struct err){0};
     err_set(e, ERR_NOT_FOUND, "there are no weights at %s", b.data);
     buf_free(&b);
     return e->code;
+}
+
+int checkpoint_read(const char *data, struct checkpoint *c, const char *owner, bool to_change, struct err *e)
+{
+    pthread_mutex_lock(&files);
+    int rc = read_for(data, c, owner, to_change, e);
+    pthread_mutex_unlock(&files);
+    return rc;
 }
 
 /* ---- changing ------------------------------------------------------------------------------------------------------
@@ -209,46 +225,146 @@ int checkpoint_expire(const char *data, const struct checkpoint *c, int64_t expi
     return rc;
 }
 
+int checkpoint_publish(const char *data, const struct checkpoint *c, bool public, struct err *e)
+{
+    char *dir = checkpoint_dir(data, c), *path = file_join(dir, PUBLIC);
+    pthread_mutex_lock(&files);
+    int rc = public ? file_replace(path, "\n", 1, e) : 0;
+    if (!public && unlink(path) && errno != ENOENT)
+        rc = err_set(e, ERR_IO, "%s cannot be unpublished: %s", c->name, strerror(errno));
+    if (!rc) rc = dir_sync(dir, e);
+    pthread_mutex_unlock(&files);
+    free(path);
+    free(dir);
+    return rc;
+}
+
 /* How many there are beside it. */
 static void count(void *arg, const char *name)
 {
     *(int *)arg += checkpoint_name_ok(name);
 }
 
-/* Whether there are weights of this name, which are not over. */
-static bool is_there(const char *data, const struct checkpoint *c)
+/* Whether there are weights of this name, which are not over; *was: these, to be freed. */
+static bool is_there(const char *data, const struct checkpoint *c, struct checkpoint *was)
 {
-    struct checkpoint was = {.sampler = c->sampler};
     struct err e = {0};
-    memcpy(was.run, c->run, sizeof was.run);
-    memcpy(was.name, c->name, sizeof was.name);
-    bool there = read_any(data, &was, &e) ? e.code != ERR_NOT_FOUND : !expired(&was);
-    checkpoint_free(&was);
-    return there;
+    *was = (struct checkpoint){.sampler = c->sampler};
+    memcpy(was->run, c->run, sizeof was->run);
+    memcpy(was->name, c->name, sizeof was->name);
+    return read_any(data, was, &e) ? e.code != ERR_NOT_FOUND : !expired(was);
+}
+
+static size_t count_owned(const char *data, const char *owner)
+{
+    size_t n;
+    struct checkpoint *v = checkpoint_list(data, NULL, owner, &n);
+    for (size_t i = 0; i < n; i++) checkpoint_free(&v[i]);
+    free(v);
+    return n;
+}
+
+static int too_many(size_t owned, size_t most, struct err *e)
+{
+    return err_set(e, ERR_INVALID,
+                   "you have %zu saved weights already, of at most %zu (--tinker-client-weights): delete some", owned,
+                   most);
 }
 
 int checkpoint_save(const char *data, const struct checkpoint *c, struct tuner *t, const char *model_dir,
-                    bool overwrite, struct err *e)
+                    bool overwrite, size_t most, struct err *e)
 {
     struct buf note = {0}, beside = {0};
+    struct checkpoint was;
     char *dir = checkpoint_dir(data, c);
     int n = 0;
     buf_printf(&beside, "%s/%s/%s", ROOT, c->run, kinds[c->sampler]);
     put_note(&note, c);
+    pthread_mutex_lock(&adding);
+    size_t owned = count_owned(data, c->owner);
     pthread_mutex_lock(&files);
     data_list(data, beside.data, count, &n);
-    bool there = is_there(data, c);
+    bool there = is_there(data, c, &was);
     if (there && !overwrite)
         err_set(e, ERR_INVALID, "`path`: there are weights of the name %s already", c->name);
     else if (!there && n >= CHECKPOINTS_MAX)
         err_set(e, ERR_INVALID, "`path`: the run has %d saved weights already: delete some", CHECKPOINTS_MAX);
+    else if (!there && owned >= most)
+        too_many(owned, most, e);
     else
         tuner_save(t, dir, !c->sampler, model_dir, note.data, note.len, e);
     pthread_mutex_unlock(&files);
+    pthread_mutex_unlock(&adding);
+    checkpoint_free(&was);
     free(dir);
     buf_free(&note);
     buf_free(&beside);
     return e->code;
+}
+
+/* What is there is the copy that is asked for: the same request again. */
+static int check_same(const struct checkpoint *was, const struct checkpoint *copy, const char *source, struct err *e)
+{
+    if (was->source && !strcmp(was->source, source) && !strcmp(was->owner, copy->owner)) return 0;
+    return err_set(e, ERR_INVALID,
+                   "there are weights called %s of %s already, which are no copy of `source_path`: give another "
+                   "`model_seq_id`, or the request a key of its own",
+                   copy->name, copy->run);
+}
+
+static void share(const char *data, const struct checkpoint *from, const struct checkpoint *copy, char *source,
+                  struct err *e)
+{
+    struct buf note = {0};
+    struct checkpoint c = *copy;
+    char *dir = checkpoint_dir(data, from), *to = checkpoint_dir(data, copy);
+    c.base = from->base;
+    c.metadata = from->metadata;
+    c.source = source;
+    c.rank = from->rank;
+    c.attn = from->attn;
+    c.mlp = from->mlp;
+    c.unembed = from->unembed;
+    put_note(&note, &c);
+    tuner_files_share(dir, to, &(struct tuner_file){NOTE, note.data, note.len}, e);
+    free(dir);
+    free(to);
+    buf_free(&note);
+}
+
+int checkpoint_copy(const char *data, struct checkpoint *from, const struct checkpoint *copy, size_t most,
+                    struct err *e)
+{
+    struct buf source = {0};
+    struct checkpoint was = {0};
+    checkpoint_put_path(&source, from);
+    pthread_mutex_lock(&adding);
+    size_t owned = count_owned(data, copy->owner);
+    pthread_mutex_lock(&files);
+    if (read_for(data, from, copy->owner, false, e))
+        err_prefix(e, "`source_path`");
+    else if (is_there(data, copy, &was))
+        check_same(&was, copy, source.data, e);
+    else if (owned >= most)
+        too_many(owned, most, e);
+    else
+        share(data, from, copy, source.data, e);
+    pthread_mutex_unlock(&files);
+    pthread_mutex_unlock(&adding);
+    checkpoint_free(&was);
+    buf_free(&source);
+    return e->code;
+}
+
+/* The directory of a run's weights of this kind, and that of the run, where nothing is left in them. */
+static void remove_empty(const char *data, const char *run, size_t kind)
+{
+    struct buf path = {0};
+    buf_printf(&path, "%s/%s/%s/%s", data, ROOT, run, kinds[kind]);
+    rmdir(path.data);
+    *strrchr(path.data, '/') = 0;
+    rmdir(path.data);
+    buf_free(&path);
 }
 
 /* At once for readers, whatever a crash leaves of the files. */
@@ -265,6 +381,7 @@ static int delete(const char *data, const struct checkpoint *c, struct err *e)
     else
         dir_sync_parent(dir);
     data_remove(gone.data);
+    remove_empty(data, c->run, c->sampler);
     free(dir);
     buf_free(&gone);
     buf_free(&old);
@@ -351,6 +468,11 @@ static void visit_run(struct walk *w, const char *run)
         for (size_t i = 0; i < all.n; i++) {
             pthread_mutex_lock(&files);
             visit(w, run, kind, all.v[i]);
+            pthread_mutex_unlock(&files);
+        }
+        if (!w->owner) {
+            pthread_mutex_lock(&files);
+            remove_empty(w->data, run, kind);
             pthread_mutex_unlock(&files);
         }
         names_free(&all);

@@ -4,9 +4,9 @@
  *     tinker/RUN/weights/NAME/            adapter, moments and steps of a run (tuner_files.h), for load_weights
  *     tinker/RUN/sampler_weights/NAME/    the adapter alone, to sample from
  *
- * checkpoint.json in each says whose it is, and when it is to be deleted, if ever; the file `expires`, in ms since 1970,
- * when that was changed.  Only the
- * client that saved one sees it: by the name of its API key, or without keys by its address. */
+ * checkpoint.json in each says whose it is, and when it is to be deleted, if ever; the file `expires`, in ms since
+ * 1970, when that was changed.  Only the client that saved one sees it: by the name of its API key, or without keys by
+ * its address.  Where there is a file `public`, others may read it too. */
 #ifndef TANDEM_SERVER_TINKER_CHECKPOINTS_H
 #define TANDEM_SERVER_TINKER_CHECKPOINTS_H
 
@@ -27,8 +27,9 @@ struct checkpoint {
     bool sampler;   /* of sampler_weights */
     char *base;     /* the model's name; owned */
     char *metadata; /* an object of texts, as JSON; owned; NULL: none */
+    char *source;   /* the path of what it is a copy of; owned; NULL: it is none */
     int rank;
-    bool attn, mlp, unembed;
+    bool attn, mlp, unembed, public;
     int64_t created, expires; /* ms since 1970; expires 0: never */
     int64_t bytes;
 };
@@ -53,14 +54,23 @@ void checkpoint_put_time(struct buf *, int64_t ms);
 
 /* Its directory below the data directory `data`; to be freed. */
 char *checkpoint_dir(const char *data, const struct checkpoint *);
-/* Fills in the rest of one whose run, name and sampler are set.  ERR_NOT_FOUND: there is none that `owner` may see. */
-int checkpoint_read(const char *data, struct checkpoint *, const char *owner, struct err *e);
-/* Saves the tuner under it, durably; replaces one of this name only with overwrite.  dir: of the base model.  In a call
- * of the trainer's thread. */
+/* Fills in the rest of one whose run, name and sampler are set.  ERR_NOT_FOUND: there is none that `owner` may read, or
+ * with `to_change` none of its own. */
+int checkpoint_read(const char *data, struct checkpoint *, const char *owner, bool to_change, struct err *e);
+/* Saves the tuner under it, durably; replaces one of this name only with overwrite.  dir: of the base model.  most:
+ * that its owner may have in all.  In a call of the trainer's thread. */
 int checkpoint_save(const char *data, const struct checkpoint *, struct tuner *, const char *dir, bool overwrite,
+                    size_t most, struct err *e);
+/* Makes `copy`, of which run, name, sampler, owner, created and expires are set, of the one at `from`, of which run,
+ * name and sampler are, and which its owner may read.  Fills in the rest of `from`, whose files it shares.  A copy of
+ * the same that is there already stays.  most: see checkpoint_save.  ERR_NOT_FOUND; ERR_INVALID: other weights are
+ * there, or too many. */
+int checkpoint_copy(const char *data, struct checkpoint *from, const struct checkpoint *copy, size_t most,
                     struct err *e);
 /* expires 0: never. */
 int checkpoint_expire(const char *data, const struct checkpoint *, int64_t expires, struct err *e);
+/* Whether others may read it. */
+int checkpoint_publish(const char *data, const struct checkpoint *, bool public, struct err *e);
 int checkpoint_delete(const char *data, const struct checkpoint *, struct err *e);
 /* Those of `run`, NULL: of all runs, that owner may see, the oldest first.  (*n); each and the array are the caller's.
  */

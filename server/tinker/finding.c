@@ -86,7 +86,7 @@ static void load_model(struct finding *f)
 static void work_read(void *arg)
 {
     struct finding *f = arg;
-    checkpoint_read(store_dir(f->app->store), &f->c, f->owner, &f->e);
+    checkpoint_read(store_dir(f->app->store), &f->c, f->owner, false, &f->e);
 }
 
 static void after_read(void *arg)

@@ -28,6 +28,8 @@ struct row {
     const struct checkpoint *last[2]; /* of weights, of sampler_weights; NULL: none */
 };
 
+enum change { CHANGE_DELETE, CHANGE_EXPIRY, CHANGE_PUBLISH, CHANGE_UNPUBLISH };
+
 struct task {
     struct app *app;
     struct http_req *req; /* NULL once closed */
@@ -35,7 +37,8 @@ struct task {
     char owner[CLIENT_NAME], run[RUN_ID];
     struct checkpoint target;
     int64_t limit, offset, expires;
-    struct row *row; /* (n_rows) those alive, and then all; owned; their bases are served models' names */
+    enum change change; /* of target */
+    struct row *row;    /* (n_rows) those alive, and then all; owned; their bases are served models' names */
     size_t n_rows, cap_rows;
     struct checkpoint *saved; /* (n_saved) owned */
     size_t n_saved;
@@ -272,18 +275,20 @@ static void change(struct task *t)
     const char *data = store_dir(t->app->store);
     memcpy(found.run, t->target.run, sizeof found.run);
     memcpy(found.name, t->target.name, sizeof found.name);
-    if (!checkpoint_read(data, &found, t->owner, &t->e)) {
-        if (t->expires < 0)
-            checkpoint_delete(data, &found, &t->e);
-        else
-            checkpoint_expire(data, &found, t->expires, &t->e);
+    if (!checkpoint_read(data, &found, t->owner, true, &t->e)) {
+        switch (t->change) {
+        case CHANGE_DELETE: checkpoint_delete(data, &found, &t->e); break;
+        case CHANGE_EXPIRY: checkpoint_expire(data, &found, t->expires, &t->e); break;
+        case CHANGE_PUBLISH:
+        case CHANGE_UNPUBLISH: checkpoint_publish(data, &found, t->change == CHANGE_PUBLISH, &t->e); break;
+        }
     }
     checkpoint_free(&found);
     buf_str(&t->answer, "{}");
 }
 
-/* The path's rest: RUN/checkpoints/weights/NAME and `end`.  expires < 0: it is deleted. */
-static void change_named(struct http_req *req, const char *end, int64_t expires)
+/* The path's rest: RUN/checkpoints/weights/NAME and `end`.  expires: of CHANGE_EXPIRY. */
+static void change_named(struct http_req *req, const char *end, enum change change_to, int64_t expires)
 {
     static const char lead[] = "/api/v1/training_runs/", middle[] = "/checkpoints/";
     struct err e = {0};
@@ -300,6 +305,7 @@ static void change_named(struct http_req *req, const char *end, int64_t expires)
     } else {
         struct task *t = task_new(req, change, name);
         t->target = target;
+        t->change = change_to;
         t->expires = expires;
         begin(t);
     }
@@ -309,7 +315,20 @@ static void change_named(struct http_req *req, const char *end, int64_t expires)
 
 void api_tinker_checkpoint_delete(struct http_req *req)
 {
-    if (!admission_refuses(req, NULL)) change_named(req, "", -1);
+    static const char publish[] = "/publish", middle[] = "/checkpoints/";
+    if (admission_refuses(req, NULL)) return;
+    /* KIND/NAME/publish; what is only called publish has one part less */
+    const char *id = strstr(req->path, middle), *name = id ? strchr(id + sizeof middle - 1, '/') : NULL;
+    const char *end = name ? strchr(name + 1, '/') : NULL;
+    if (end && !strcmp(end, publish))
+        change_named(req, publish, CHANGE_UNPUBLISH, 0);
+    else
+        change_named(req, "", CHANGE_DELETE, 0);
+}
+
+void api_tinker_checkpoint_publish(struct http_req *req)
+{
+    if (!admission_refuses(req, NULL)) change_named(req, "/publish", CHANGE_PUBLISH, 0);
 }
 
 void api_tinker_checkpoint_ttl(struct http_req *req)
@@ -325,7 +344,7 @@ void api_tinker_checkpoint_ttl(struct http_req *req)
     if (e.code)
         tinker_refuse(req, &e);
     else
-        change_named(req, "/ttl", some ? data_now_ms() + 1000 * ttl : 0);
+        change_named(req, "/ttl", CHANGE_EXPIRY, some ? data_now_ms() + 1000 * ttl : 0);
 }
 
 /* ---- sessions ------------------------------------------------------------------------------------------------------

@@ -79,7 +79,11 @@ static void put_tag(struct buf *out, unsigned field, enum protobuf_wire wire)
 
 void protobuf_put_int(struct buf *out, unsigned field, int64_t v)
 {
-    if (!v) return;
+    if (v) protobuf_put_element(out, field, v);
+}
+
+void protobuf_put_element(struct buf *out, unsigned field, int64_t v)
+{
     put_tag(out, field, PROTOBUF_VARINT);
     put_varint(out, (uint64_t)v);
 }

@@ -34,7 +34,8 @@ double protobuf_double(const struct protobuf_field *); /* of PROTOBUF_64 */
 
 /* A field of value 0 is left out, as proto3 has it. */
 void protobuf_put_int(struct buf *, unsigned field, int64_t v);
-void protobuf_put_double(struct buf *, unsigned field, double v); /* also when it is 0 */
+void protobuf_put_element(struct buf *, unsigned field, int64_t v); /* of a repeated field; also when it is 0 */
+void protobuf_put_double(struct buf *, unsigned field, double v);   /* also when it is 0 */
 /* Bytes, a text or a message; also when it is empty. */
 void protobuf_put_bytes(struct buf *, unsigned field, const void *p, size_t n);
 

@@ -10,6 +10,7 @@
 #include "server/api/app.h"
 #include "server/api/model_table.h"
 #include "server/api/served_model.h"
+#include "server/config/settings.h"
 #include "server/net/http.h"
 #include "server/store/data_dir.h"
 #include "server/store/store.h"
@@ -45,7 +46,7 @@ static void load(struct run_call *c, struct model *m, struct scheduler_gate *gat
 {
     struct run *r = c->run;
     const char *data = store_dir(r->t->app->store);
-    if (checkpoint_read(data, &c->saved, r->owner, &c->e) || check_fits(c, &c->e)) return;
+    if (checkpoint_read(data, &c->saved, r->owner, false, &c->e) || check_fits(c, &c->e)) return;
     char *dir = checkpoint_dir(data, &c->saved);
     struct tuner *t = tuner_load(dir, c->optimizer, m, gate, &c->e);
     free(dir);
@@ -68,7 +69,8 @@ static void work(void *arg, struct model *m, struct scheduler_gate *gate)
         break;
     case CALL_LOAD: load(c, m, gate); break;
     case CALL_SAVE:
-        checkpoint_save(store_dir(t->app->store), &c->saved, r->tuner, r->model->dir, c->overwrite, &c->e);
+        checkpoint_save(store_dir(t->app->store), &c->saved, r->tuner, r->model->dir, c->overwrite,
+                        (size_t)t->app->set->tinker_client_weights, &c->e);
         break;
     case CALL_GRADIENT: gradient_request_run(&c->gradient, r->tuner, &c->e); break;
     case CALL_STEP: tuner_step(r->tuner, &c->step, &c->norm, &c->e); break;
@@ -328,6 +330,24 @@ struct run *run_find(struct http_req *req, const char *id)
     return NULL;
 }
 
+/* A client's own limit leaves room for others; false with an answer. */
+static bool may_have_more(struct http_req *req, uint64_t client)
+{
+    const struct tinker *t = tinker_of(req);
+    int own = 0, most = t->app->set->tinker_client_runs;
+    for (const struct run *r = t->runs; r; r = r->next) own += r->client == client; /* also those that are closing */
+    if (t->n_runs >= RUNS_MAX)
+        http_reply_error(req, 422, "validation", "there are %d training runs already", RUNS_MAX);
+    else if (own >= most)
+        http_reply_error(req, 422, "validation",
+                         "you have %d training runs already, of at most %d (--tinker-client-runs): close the sessions "
+                         "of some",
+                         own, most);
+    else
+        return true;
+    return false;
+}
+
 void run_create(struct http_req *req, struct session *s, int64_t seq, struct served_model *m,
                 const struct tuner_params *p, const struct checkpoint *from, bool optimizer)
 {
@@ -340,10 +360,7 @@ void run_create(struct http_req *req, struct session *s, int64_t seq, struct ser
             run_call_new(req, r, CALL_OPEN, 0); /* the same request again */
             return;
         }
-    if (t->n_runs >= RUNS_MAX) {
-        http_reply_error(req, 422, "validation", "there are %d training runs already", RUNS_MAX);
-        return;
-    }
+    if (!may_have_more(req, s->handle.client)) return;
     struct run *r = mem_zalloc(sizeof *r);
     *r = (struct run){.next = t->runs, .t = t, .session = s, .client = s->handle.client, .model = m, .params = *p};
     r->number = ++last;

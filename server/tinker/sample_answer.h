@@ -3,11 +3,15 @@
 #define TANDEM_SERVER_TINKER_SAMPLE_ANSWER_H
 
 #include "server/api/generation_result.h"
+#include "server/tinker/prompt_targets.h"
 
 struct sample_shape {
     bool prompt_logprobs;
     int topk_prompt, topk_sample; /* 0: none */
     int n_prompt;                 /* tokens; the result may have those from a later one on */
+    int from;                     /* the first of them whose log-probability and most likely were asked for */
+    int alternatives;             /* drawn for each but the first; 0: none */
+    struct prompt_targets targets;
 };
 
 /* Of the whole prompt; the result of the first text has its events. */

@@ -133,21 +133,29 @@ static int read_sampling(struct sample_params *p, struct json_at *body, struct e
 static int read_logprobs(struct sample_params *p, struct json_at *at, struct err *e)
 {
     int64_t topk_prompt = 0, topk_sample = 0, last = 0, alternatives = 0;
-    const cJSON *targets = cJSON_GetObjectItemCaseSensitive(at->obj, "target_prompt_logprobs");
+    const cJSON *v = cJSON_GetObjectItemCaseSensitive(at->obj, "target_prompt_logprobs");
+    struct prompt_targets *targets = &p->shape.targets;
     json_get_bool(at, "prompt_logprobs", &p->shape.prompt_logprobs);
     json_get_int(at, "topk_prompt_logprobs", 0, ENGINE_TOP_MAX, &topk_prompt);
     json_get_int(at, "topk_sample_logprobs", 0, ENGINE_TOP_MAX, &topk_sample);
-    json_get_int(at, "prompt_alt_tokens_k", 0, INT32_MAX, &alternatives);
+    json_get_int(at, "prompt_alt_tokens_k", 0, ENGINE_TOP_MAX, &alternatives);
     bool suffix = json_get_int(at, "prompt_logprobs_last_n", 1, p->gen.n_prompt - 1, &last);
     if (e->code) return e->code;
-    if (alternatives) return err_set(e, ERR_UNSUPPORTED, "`prompt_alt_tokens_k` is not supported here");
-    if (targets && !cJSON_IsNull(targets))
-        return err_set(e, ERR_UNSUPPORTED, "`target_prompt_logprobs` is not supported here");
+    if (v && !cJSON_IsNull(v) && prompt_targets_read(targets, v, p->gen.n_prompt, e)) return e->code;
+    if (targets->widest + alternatives > ENGINE_TOP_MAX)
+        return err_set(e, ERR_INVALID,
+                       "`prompt_alt_tokens_k` and the ids in a row of `target_prompt_logprobs` may be %d in all",
+                       ENGINE_TOP_MAX);
     if (suffix && !p->shape.prompt_logprobs && !topk_prompt)
         return err_set(e, ERR_INVALID, "`prompt_logprobs_last_n` needs `prompt_logprobs`");
     p->shape.topk_prompt = (int)topk_prompt;
     p->shape.topk_sample = (int)topk_sample;
-    p->gen.logprobs_from = suffix ? p->gen.n_prompt - (int)last : 0;
+    p->shape.alternatives = (int)alternatives;
+    p->shape.from = suffix ? p->gen.n_prompt - (int)last : 0;
+    p->gen.logprobs_from = p->gen.n_prompt - 1;
+    if (p->shape.prompt_logprobs || topk_prompt) p->gen.logprobs_from = p->shape.from;
+    if (targets->rows && targets->first + 1 < p->gen.logprobs_from) p->gen.logprobs_from = targets->first + 1;
+    if (alternatives) p->gen.logprobs_from = 0;
     return 0;
 }
 
@@ -167,6 +175,7 @@ void sample_params_free(struct sample_params *p)
 {
     for (int i = 0; i < ENGINE_STOP_MAX; i++) free(p->stop[i]);
     free(p->prompt);
+    prompt_targets_free(&p->shape.targets);
     reservation_free(&p->held);
     *p = (struct sample_params){0};
 }

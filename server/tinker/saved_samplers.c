@@ -18,8 +18,9 @@ struct opening {
     struct app *app;
     struct http_req *req; /* NULL once closed */
     struct served_model *model;
-    char session[HANDLE_ID], adapter[ADAPTER_NAME_MAX + 1];
-    char *dir, *path; /* owned */
+    char session[HANDLE_ID], adapter[ADAPTER_NAME_MAX + 1], owner[CLIENT_NAME];
+    struct checkpoint saved; /* owned */
+    char *path;              /* its; owned */
     bool loaded;
     struct err e;
 };
@@ -60,6 +61,10 @@ static void answer(struct opening *o)
     struct buf b = {0};
     req->on_close = NULL;
     req->user = NULL;
+    if (o->e.code == ERR_NOT_FOUND) {
+        http_reply_error(req, 404, "not_found", "%s", o->e.msg);
+        return;
+    }
     if (o->e.code) {
         http_reply_error(req, o->e.code == ERR_INVALID ? 422 : 503,
                          o->e.code == ERR_INVALID ? "validation" : "overloaded", "`model_path`: %s", o->e.msg);
@@ -83,12 +88,18 @@ static void answer(struct opening *o)
     buf_free(&b);
 }
 
+/* The base model may have been loaded since the weights were found, for minutes: whether the client may still read them
+ * is asked again. */
 static void work_load(void *arg)
 {
     struct opening *o = arg;
+    const char *data = store_dir(o->app->store);
     int64_t steps;
-    if (tuner_files_check(o->dir, &steps, &o->e)) return;
-    o->loaded = !engine_adapter_load_unlisted(o->model->engine, o->adapter, o->dir, NULL, &o->e);
+    if (checkpoint_read(data, &o->saved, o->owner, false, &o->e)) return;
+    char *dir = checkpoint_dir(data, &o->saved);
+    if (!tuner_files_check(dir, &steps, &o->e))
+        o->loaded = !engine_adapter_load_unlisted(o->model->engine, o->adapter, dir, NULL, &o->e);
+    free(dir);
 }
 
 static void after_load(void *arg)
@@ -98,7 +109,7 @@ static void after_load(void *arg)
     if (o->req) answer(o);
     if (o->loaded) engine_adapter_unload(o->model->engine, o->adapter, &e);
     if (o->model) unuse(o->app, o->model);
-    free(o->dir);
+    checkpoint_free(&o->saved);
     free(o->path);
     free(o);
 }
@@ -113,10 +124,12 @@ static void on_found(struct http_req *req, struct checkpoint *c, struct served_m
     static uint64_t last;
     struct buf path = {0};
     struct opening *o = mem_zalloc(sizeof *o);
-    *o = (struct opening){.app = req->app, .req = req, .model = m};
+    *o = (struct opening){.app = req->app, .req = req, .model = m, .saved = {.sampler = c->sampler}};
+    memcpy(o->saved.run, c->run, sizeof o->saved.run);
+    memcpy(o->saved.name, c->name, sizeof o->saved.name);
+    client_name(req, o->owner);
     checkpoint_put_path(&path, c);
     o->path = path.data;
-    o->dir = checkpoint_dir(store_dir(o->app->store), c);
     snprintf(o->session, sizeof o->session, "%s", (const char *)arg);
     snprintf(o->adapter, sizeof o->adapter, "@tinker-saved-%010llu", (unsigned long long)++last);
     model_use_again(m);

@@ -9,6 +9,7 @@
 #include "server/api/model_table.h"
 #include "server/api/request_body.h"
 #include "server/api/served_model.h"
+#include "server/config/settings.h"
 #include "server/bridge/bridge.h"
 #include "server/net/http.h"
 #include "server/store/store.h"
@@ -160,6 +161,16 @@ void api_tinker_session_create(struct http_req *req)
     cJSON *tree = tinker_body(req);
     if (!tree) return;
     json_free(tree);
+    size_t own = 0, most = (size_t)t->app->set->tinker_client_sessions;
+    for (size_t i = 0; i < t->sessions.n; i++) own += t->sessions.v[i] && t->sessions.v[i]->client == client_id(req);
+    if (own >= most) {
+        http_set_header(req, "Retry-After", "10");
+        http_reply_error(req, 429, "overloaded",
+                         "you have %zu sessions already, of at most %zu (--tinker-client-sessions); each ends %d s "
+                         "after its last heartbeat",
+                         own, most, SILENT_SECONDS);
+        return;
+    }
     struct session *s = mem_zalloc(sizeof *s);
     s->seen = clock_now();
     if (!handles_add(&t->sessions, &s->handle, client_id(req), SESSIONS_MAX)) {

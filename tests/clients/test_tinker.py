@@ -113,7 +113,7 @@ BAD = [
     ({"sampling_params": {"max_tokens": 0}}, "max_tokens"), ({"sampling_params": {"temperature": -1}}, "temperature"),
     ({"sampling_params": {"top_p": 0}}, "top_p"), ({"sampling_params": {"stop": {}}}, "stop"), ({"sampling_params": {"stop": ["a"] * 17}}, "stop"),
     ({"topk_sample_logprobs": 1000}, "topk_sample_logprobs"), ({"prompt_logprobs": 1}, "prompt_logprobs"),
-    ({"prompt_logprobs_last_n": 1}, "prompt_logprobs"), ({"prompt_alt_tokens_k": 2}, "prompt_alt_tokens_k"),
+    ({"prompt_logprobs_last_n": 1}, "prompt_logprobs"), ({"prompt_alt_tokens_k": 1000}, "prompt_alt_tokens_k"),
 ]
 
 

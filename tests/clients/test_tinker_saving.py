@@ -326,9 +326,124 @@ def test_another_keys_weights_are_not_found(start, tmp_path):  # noqa: F811
             assert ask(key, "load_weights", load).status_code == status
             sampler = {"session_id": sessions[key], "sampling_session_seq_id": 0, "model_path": path}
             assert ask(key, "create_sampling_session", sampler).status_code == status
+        for method in "DELETE", "POST":
+            assert ask(keys.admin, f"training_runs/{run}/checkpoints/weights/x/publish", None, method).status_code == 404
         assert ask(keys.admin, f"training_runs/{run}/checkpoints/weights/x", None, "DELETE").status_code == 404
         assert ask(keys.user, "weights_info", {"tinker_path": path}).status_code == 404
         assert ask(keys.user, "save_weights", {"model_id": run, "seq_id": 2}).status_code == 403
         assert len(ask(keys.admin, "checkpoints", None, "GET").json()["checkpoints"]) == 0
+        assert ask(keys.train, f"training_runs/{run}/checkpoints/weights/x/publish", None).status_code == 200
+        load = {"session_id": sessions[keys.admin], "model_seq_id": 2, "path": path, "optimizer": True}
+        assert "model_id" in done(keys.admin, ask(keys.admin, "load_weights", load))  # others may read it, not change it
+        assert ask(keys.user, "weights_info", {"tinker_path": path}).status_code == 200
+        for end, body, method in ("", None, "DELETE"), ("/ttl", {"ttl_seconds": 9}, "PUT"), ("/publish", None, "DELETE"):
+            assert ask(keys.admin, f"training_runs/{run}/checkpoints/weights/x{end}", body, method).status_code == 404
+        assert ask(keys.train, f"training_runs/{run}/checkpoints/weights/x/publish", None, "DELETE").status_code == 200
+        assert ask(keys.admin, "weights_info", {"tinker_path": path}).status_code == 404
         assert ask(keys.train, f"training_runs/{run}/checkpoints/weights/x", None, "DELETE").status_code == 200
         assert ask(keys.train, "weights_info", {"tinker_path": path}).status_code == 404
+
+
+def test_publishing_outlives_the_process(boot):
+    server = boot()
+    service = tinker.ServiceClient(base_url=server.url)
+    rest, client = service.create_rest_client(), new(service)
+    paths = [save(client, name) for name in ("a", "publish")]
+    for path in paths:
+        settled(rest.publish_checkpoint_from_tinker_path(path))
+    settled(rest.publish_checkpoint_from_tinker_path(paths[0]))  # what is so already is no error
+    service.holder.close()
+    kill(server)
+    with boot() as server:
+        service = tinker.ServiceClient(base_url=server.url)
+        rest, run = service.create_rest_client(), client.model_id
+        assert [c.public for c in settled(rest.list_checkpoints(run)).checkpoints] == [True, True]
+        for _ in range(2):
+            settled(rest.unpublish_checkpoint_from_tinker_path(paths[1]))
+        assert {c.tinker_path: c.public for c in settled(rest.list_checkpoints(run)).checkpoints} == {paths[0]: True, paths[1]: False}
+        settled(rest.delete_checkpoint_from_tinker_path(paths[1]))
+        assert [c.tinker_path for c in settled(rest.list_checkpoints(run)).checkpoints] == paths[:1]
+        service.holder.close()
+
+
+def test_a_client_has_so_much_and_leaves_the_rest_to_others(start, tmp_path):  # noqa: F811
+    keys = Keys(tmp_path / "keys")
+    limits = ["--tinker-client-runs", "2", "--tinker-client-sessions", "1", "--tinker-client-weights", "2"]
+    with start("--served-model-name", "demo", "--api-keys", keys.file, *limits, key=keys.admin) as s:
+        def ask(key, path, body):
+            return requests.post(f"{s.url}/api/v1/{path}", json=body, headers={"X-API-Key": "tml-" + key}, timeout=PATIENCE)
+
+        def done(key, answer):
+            return ask(key, "retrieve_future", {"request_id": answer.json()["request_id"]}).json()
+
+        def run(key, session, number):
+            return ask(key, "create_model", {"session_id": session, "model_seq_id": number, "base_model": "demo", "lora_config": {"rank": 2}})
+
+        for key in keys.train, keys.admin:
+            session = ask(key, "create_session", {}).json()["session_id"]
+            more = ask(key, "create_session", {})
+            assert more.status_code == 429 and "--tinker-client-sessions" in more.text
+            models = [done(key, run(key, session, i))["model_id"] for i in range(2)]
+            assert done(key, run(key, session, 1))["model_id"] == models[1]  # the same again is no other
+            more = run(key, session, 2)
+            assert more.status_code == 422 and "--tinker-client-runs" in more.text
+            saved = [done(key, ask(key, "save_weights", {"model_id": m, "seq_id": 1, "path": "x"})) for m in models]
+            assert all("path" in answer for answer in saved)
+            again = done(key, ask(key, "save_weights", {"model_id": models[0], "seq_id": 2, "path": "x", "overwrite": True}))
+            assert again == saved[0]
+            more = done(key, ask(key, "save_weights_for_sampler", {"model_id": models[0], "seq_id": 3, "path": "y"}))
+            assert "--tinker-client-weights" in more["error"] and more["category"] == "user"
+
+
+@pytest.mark.skipif(not hasattr(tinker.ServiceClient, "copy_weights"), reason="this version of tinker does not copy")
+def test_a_copy_outlives_its_source(boot):
+    server = boot()
+    service = tinker.ServiceClient(base_url=server.url, project_id="any")
+    rest, client = service.create_rest_client(), new(service)
+    step(server, client, 2)
+    path = save(client, "x")
+    copies = [settled(service.copy_weights(path)), settled(service.copy_weights(path, ttl_seconds=3600))]
+    assert len({path, *copies}) == 3 and all(c.endswith("/weights/x") for c in copies)
+    want = step(server, client, 2)
+    settled(rest.delete_checkpoint_from_tinker_path(path))
+    service.holder.close()
+    kill(server)
+    with boot() as server:
+        service = tinker.ServiceClient(base_url=server.url, project_id="any")
+        rest = service.create_rest_client()
+        listed = {c.tinker_path: c.expires_at for c in settled(rest.list_user_checkpoints()).checkpoints}
+        assert set(listed) == set(copies) and [listed[c] is None for c in copies] == [True, False]
+        for copy in copies:
+            assert step(server, settled(service.create_training_client_from_state_with_optimizer(copy)), 2) == want
+        with pytest.raises(tinker.NotFoundError):
+            settled(service.copy_weights(path))
+        service.holder.close()
+
+
+def test_copies_of_what_others_publish(start, tmp_path):  # noqa: F811
+    keys = Keys(tmp_path / "keys")
+    with start("--served-model-name", "demo", "--api-keys", keys.file, "--tinker-client-weights", "1", key=keys.admin) as s:
+        def ask(key, path, body, **head):
+            return requests.post(f"{s.url}/api/v1/{path}", json=body, headers={"X-API-Key": "tml-" + key, **head}, timeout=PATIENCE)
+
+        def done(answer):
+            return ask(keys.train, "retrieve_future", {"request_id": answer.json()["request_id"]}).json()
+
+        session = ask(keys.train, "create_session", {}).json()["session_id"]
+        run = done(ask(keys.train, "create_model", {"session_id": session, "model_seq_id": 0, "base_model": "demo", "lora_config": {"rank": 2}}))["model_id"]
+        path = done(ask(keys.train, "save_weights", {"model_id": run, "seq_id": 1, "path": "x"}))["path"]
+        order = {"source_path": path, "destination_project_id": "p"}
+        assert ask(keys.admin, "copy_weights", order).status_code == 404
+        assert ask(keys.train, f"training_runs/{run}/checkpoints/weights/x/publish", None).status_code == 200
+        copy = ask(keys.admin, "copy_weights", order, **{"X-Idempotency-Key": "k"}).json()["tinker_path"]
+        assert ask(keys.admin, "copy_weights", order, **{"X-Idempotency-Key": "k"}).json()["tinker_path"] == copy  # the same request again
+        assert ask(keys.admin, "weights_info", {"tinker_path": copy}).json()["lora_rank"] == 2
+        assert ask(keys.train, "weights_info", {"tinker_path": copy}).status_code == 404  # a copy is not published
+        more = ask(keys.admin, "copy_weights", order)
+        assert more.status_code == 422 and "--tinker-client-weights" in more.text
+        for bad, says in (({"source_path": "x"}, "destination_project_id"), ({**order, "source_path": "x"}, "tinker://"), ({**order, "ttl_seconds": -1}, "ttl"),
+                          ({"source_path": path, "session_id": "0-x"}, "model_seq_id"), ({"destination_project_id": "p"}, "source_path")):
+            answer = ask(keys.admin, "copy_weights", bad)
+            assert answer.status_code == 422 and says in answer.text, answer.text
+        assert ask(keys.train, "copy_weights", {"source_path": path, "session_id": session, "model_seq_id": 0}).status_code == 422
+        assert ask(keys.admin, "copy_weights", {"source_path": path, "session_id": session, "model_seq_id": 5}).status_code == 404

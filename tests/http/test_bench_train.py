@@ -7,7 +7,7 @@ import os
 import pytest
 from conftest import MODEL, ROOT
 
-PARTS = {"data", "forward", "backward", "optimizer", "wait", "other"}
+PARTS = {"data", "forward", "backward", "optimizer", "wait", "ranks", "other"}
 ARGS = ("bench", "--train", "--model", MODEL, "--batch", "1,4", "--lengths", "48", "--repeat", 3, "--lora-r", 4, "--threads", 1)
 
 

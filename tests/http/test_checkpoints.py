@@ -121,6 +121,16 @@ def test_stays_packed(run, pair, tmp_path):
     assert saved > (3.1 if kind == "gptq-order" else 2.7) * matrices, (saved, matrices)
 
 
+@pytest.mark.full
+def test_divided_over_ranks(start, pair):
+    """Each rank takes its part of what the file has; the answers are those of one rank."""
+    answers = []
+    for ranks in (1, 2):
+        with start("--device", "cpu", "--tensor-parallel", ranks, model=pair[1]) as server:
+            answers.append(server.generate("Once upon a time", max_new_tokens=12, details=True, decoder_input_details=True))
+    assert answers[0] == answers[1], pair[0]
+
+
 def test_on_simt(run, pair, tmp_path):
     """The kernels for GPUs, beside the CPU's in the same types, which this has by itself only where its bf16 is fast."""
     kind, quantised, _ = pair

@@ -195,7 +195,7 @@ def test_cross_refusals(cross):
     for body in ({}, {"inputs": 5}, {"inputs": []}, {"inputs": [[]]}, {"inputs": ["a", "b", "c"]}, {"inputs": [["a"], "b", 3]},
                  {"inputs": "a", "truncation_direction": "up"}):
         post(cross, "/predict", 422, **body)
-    for body in ({}, {"input": []}, {"input": [1]}, {"input": {}}, {"input": "a", "truncate_prompt_tokens": 10**9}):
+    for body in ({}, {"input": []}, {"input": [None]}, {"input": [-1]}, {"input": [["a"]]}, {"input": {}}, {"input": "a", "truncate_prompt_tokens": 10**9}):
         post(cross, "/classify", 400, **body)
     for body in ({"query": "a"}, {"documents": ["a"]}, {"query": "a", "documents": []}, {"query": "a", "documents": [1]},
                  {"query": ["a"], "documents": ["b"]}, {"query": "a", "documents": ["b"], "top_n": -1}):

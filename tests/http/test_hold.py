@@ -51,9 +51,9 @@ def test_keep(server, pool):
     running(server, 1)
     answer = pause(server, "keep", clear_cache="false")
     assert (answer.status_code, answer.json()) == (200, {"status": "paused"}) and is_paused(server)
+    steps = server.metric("tandem_steps_total")
     late = pool.submit(story, server)
     wait_for(lambda: server.metric("tandem_requests_waiting") == 1, what="the second")
-    steps = server.metric("tandem_steps_total")
     assert server.get("/health").status_code == 200 and not late.done()
     assert server.metric("tandem_steps_total") == steps
     resume(server)

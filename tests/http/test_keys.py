@@ -48,7 +48,7 @@ def keyed(start, keys):
 
 def concrete(path):
     """A path of things that are not there."""
-    return path.replace("{file}", "index.html").replace("{model}", "nobody").replace("{name}", "nobody").replace("{id}", "job-nobody")
+    return path.replace("{file}", "index.html").replace("{model}", "nobody").replace("{name}", "nobody").replace("{id}", "job-nobody").replace("{dataset}", "demo/nobody")
 
 
 def ask(server, method, path, key=None, headers=None):

@@ -21,6 +21,12 @@ def ask(server, text, n=24, **more):
     return cached, (body["choices"][0]["text"], body["choices"][0]["logprobs"])
 
 
+def stop(server):
+    """By one signal, which waits until what is in memory is on the disk; the second of `with` would not."""
+    server.signal()
+    assert server.wait() == 0
+
+
 @pytest.fixture(scope="module")
 def want(start):
     """The answers without a disk, to the story, to it and its continuation, and so on."""
@@ -41,6 +47,7 @@ def test_a_conversation_goes_on(start, tmp_path, want):
             assert cached == 0 if turn == 0 else cached >= 64
             assert (server.metric("tandem_kv_disk_hit_pages_total") > 0) == (turn > 0)
             assert server.metric("tandem_kv_disk_pages") > 0 or turn == 0
+            stop(server)
     assert stat.S_IMODE(disk.stat().st_mode) == 0o700
     for path in disk.glob("*/*"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -60,6 +67,7 @@ def test_clients_are_apart_after_a_restart(start, tmp_path, want):
     with start(*flags) as server:
         assert ask(server, STORY)[0] == 0
         assert ask(server, STORY, cache_salt="a")[0] == 0
+        stop(server)
     with start(*flags) as server:  # this address has the same number again
         assert ask(server, STORY, cache_salt="b")[0] == 0
         for salt in ({}, {"cache_salt": "a"}):

@@ -51,14 +51,23 @@ def documented():
     return {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
 
 
-def test_the_documentation_lists_what_there_is(watched):
+def shown(server):
+    """The same of what a daemon has."""
     got = {}
-    for family in families(watched).values():
+    for family in families(server).values():
         if family.name.startswith("vllm:"):
             continue
         labels = {k for s in family.samples for k in s.labels} - {"le"}
         name = family.name + ("_total" if family.type == "counter" else "")
         got[name] = (family.type, labels)
+    return got
+
+
+def test_the_documentation_lists_what_there_is(watched, start):
+    got = shown(watched)
+    with start("--device", "cpu", "--tensor-parallel", 2, model=DEMO) as divided:  # which has figures of its ranks, and cannot train
+        divided.generate(max_new_tokens=8)
+        got |= {name: of for name, of in shown(divided).items() if name.startswith(("tandem_comm_", "tandem_ranks"))}
     said = documented()
     assert {n: said.get(n) for n in got} == got
     assert set(said) - set(got) == set(), "documented, but not there"

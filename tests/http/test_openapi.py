@@ -56,7 +56,14 @@ class Daemon:
         one = self.server.post("/evaluate", {"dataset": [{"text": "Once"}], "resamples": 0}).json()["id"]
         return wait_for(lambda: self.server.get(f"/evaluate/{one}").json()["finished_at"] and one, 60, "its end")
 
+    def answered(self):
+        """The id of an answer that nothing was said of."""
+        return self.server.post("/v1/completions", {"prompt": "Once", "max_tokens": 2, "n": 2}).json()["id"]
+
     def known(self, method, path):
+        if path.startswith("/feedback/"):
+            self.server.post("/feedback", {"id": self.answered(), "rating": "up"})
+            return "demo/default"
         if path.startswith("/v1/models/"):
             return "demo"
         if path.startswith("/console/"):
@@ -77,7 +84,7 @@ def daemon(start, tmp_path_factory):
     file = tmp_path_factory.mktemp("keys") / "keys"
     key = new_key(file, "tester", "admin")
     before = (ROOT / "tandem-data").exists()
-    with start("--threads", "2", "--max-seqs", "16", "--max-total-tokens", "96", "--chat-template", "plain", "--api-keys", file, model=DEMO, key=key) as s:
+    with start("--threads", "2", "--max-seqs", "16", "--max-total-tokens", "96", "--chat-template", "plain", "--feedback", "--api-keys", file, model=DEMO, key=key) as s:
         yield Daemon(s, key)
         assert s.process.poll() is None, s.log()[-4000:]
         s.wait_idle()
@@ -132,6 +139,9 @@ def tame(case, daemon):
             little(body["hyperparameters"], "max_steps", 2)
         if "training_file" in body and chosen.random() < 0.5:
             body["training_file"] = daemon.file
+    if case.operation.path == "/feedback" and case.method == "POST" and chosen.random() < 0.8:
+        body["id"] = daemon.answered()
+        body.pop("choice", None) if chosen.random() < 0.5 else None
     if "input_file_id" in body and chosen.random() < 0.5:
         body["input_file_id"] = daemon.lines
     if case.operation.path == "/debug/trace" and str((case.query or {}).get("seconds", "1")) not in ("0", "31"):

@@ -202,6 +202,24 @@ def test_demanded_calls(case):
     assert all(m in tokens for m in marks) and (bool(marks) or not any(m in text for m in special) or "THINK" in "".join(special))
 
 
+def test_offered_calls(case):
+    """A custom tool's format is kept to where the model calls of itself, too: here it is made to like the mark of calls."""
+    server, special, *_ = case
+    marks = [m for m in special if m in ("[TOOL_CALLS]", "<|tool_call|>", "<|tool_call>", "<start_function_call>")]
+    if not marks:
+        pytest.skip("no single special token begins the format's calls")
+    (mark,) = requests.post(server.url + "/tokenize", json={"prompt": marks[0], "add_special_tokens": False}, timeout=100).json()["tokens"]
+    patch = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "regex", "definition": "ab|cd"}}
+    made = []
+    for seed in range(12):
+        body = {"model": "family", "input": "Hi", "tools": [patch], "logit_bias": {str(mark): 100}, "seed": seed, "max_output_tokens": 400}
+        output = requests.post(server.url + "/v1/responses", json=body, timeout=100).json()["output"]
+        made += [i["input"] for i in output if i["type"] == "custom_tool_call" and i["status"] == "completed"]
+        if len(made) > 2:
+            break
+    assert made and set(made) <= {"ab", "cd"}, made
+
+
 def test_history(case):
     """Thoughts, calls and results go back to the template."""
     server, *_ = case

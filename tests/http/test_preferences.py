@@ -17,7 +17,7 @@ WORDS = "cat dog bird tree house girl boy ball sun moon".split()
 PAIRS = [{"prompt": f"The {a} and the {b}", "chosen": f" saw a big {c}.", "rejected": f" {c} {c} {b} {a}!"}
          for a, b, c in zip(WORDS, WORDS[3:] + WORDS[:3], WORDS[5:] + WORDS[:5])]
 SINGLES = [{"prompt": p["prompt"], "completion": p[side], "label": side == "chosen"} for p in PAIRS for side in ("chosen", "rejected")]
-METHODS = ["dpo", "orpo", "simpo", "kto"]
+METHODS = ["dpo", "orpo", "simpo", "kto", "reward"]
 REWARDS = ["rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins"]
 
 
@@ -141,7 +141,7 @@ def test_quantised_bases(data, tmp_path, quantize):
     ("kto", {"prompt": "a", "completion": "b"}, 'row 1: no "label"'),
     ("kto", {"prompt": "a", "completion": "b", "label": 1}, 'row 1: "label" must be a boolean, is a number'),
     ("simpo", {"prompt": 3, "chosen": "b", "rejected": "c"}, 'row 1: "prompt" must be a string, is a number'),
-    ("lora", {"prompt": "a", "chosen": "b", "rejected": "c"}, "a pair of preferences (chosen, rejected), which methods dpo, orpo and simpo train on"),
+    ("lora", {"prompt": "a", "chosen": "b", "rejected": "c"}, "a pair of preferences (chosen, rejected), which methods dpo, orpo, simpo and reward train on"),
 ])
 def test_bad_rows(data, tmp_path, method, row, says):
     got = train(data(method, [row]), tmp_path / "out", method)
@@ -181,7 +181,8 @@ def test_a_job(start, method):
         series = s.get(f"/train/{found['id']}/metrics").json()["metrics"]
         assert len(series["kl" if method == "kto" else "rewards/margins"]) == len(steps)
         assert any("eval_rewards/margins" in e or "eval_kl" in e for e in events(s, found["id"]) if e["type"] == "eval")
-        assert s.generate("The cat", adapter_id="likes", max_new_tokens=4)["generated_text"]
+        if method != "reward":  # whose adapter gives scores
+            assert s.generate("The cat", adapter_id="likes", max_new_tokens=4)["generated_text"]
 
 
 @pytest.mark.parametrize("method, most", [("dpo", {"beta": 1000, "label_smoothing": 0.499}), ("simpo", {"beta": 1000, "gamma": 1000}),

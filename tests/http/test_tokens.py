@@ -5,7 +5,7 @@ import math
 
 import pytest
 import requests
-from conftest import PATIENCE
+from conftest import DEVICE, PATIENCE
 
 GENERATE = "/inference/v1/generate"
 PROMPT = "Once upon a time, there was a"
@@ -137,7 +137,20 @@ def test_client_fields(server, ids):
     ({"token_ids": [1], "sampling_params": {"logprobs": -1}}, ["logprobs"]),
     ({"token_ids": [1], "sampling_params": {"prompt_logprobs": 33}}, ["prompt_logprobs"]),
     ({"token_ids": [1], "sampling_params": {"prompt_logprobs": 1}, "stream": True}, ["prompt_logprobs", "stream"]),
-    ({"token_ids": [1], "sampling_params": {"prompt_logprob_token_ids": [[1]]}}, ["sampling_params.prompt_logprob_token_ids", "not supported"]),
+    ({"token_ids": [1], "sampling_params": {"prompt_logprob_token_ids": [1]}}, ["no row behind `prompt_logprob_start`"]),
+    ({"token_ids": [1, 2], "sampling_params": {"prompt_logprob_token_ids": [1], "prompt_logprob_start": 1}}, ["no row behind `prompt_logprob_start`"]),
+    ({"token_ids": [1, 2], "sampling_params": {"prompt_logprob_token_ids": [1], "prompt_logprob_start": 2**31 - 2}}, ["no row behind `prompt_logprob_start`"]),
+    ({"token_ids": [1, 2], "sampling_params": {"prompt_logprob_token_ids": [1], "prompt_logprob_start": 2**31 - 1}}, ["prompt_logprob_start: must be"]),
+    ({"token_ids": [1, 2, 3], "sampling_params": {"prompt_logprob_token_ids": [[1]]}}, ["a list for each of the 2 rows. Given: 1"]),
+    ({"token_ids": [1, 2, 3], "sampling_params": {"prompt_logprob_token_ids": [[1], 2]}}, ["must be lists of token ids"]),
+    ({"token_ids": [1, 2, 3], "sampling_params": {"prompt_logprob_token_ids": [[], []]}}, ["has no id"]),
+    ({"token_ids": [1, 2, 3], "sampling_params": {"prompt_logprob_token_ids": [-1]}}, ["must be lists of token ids"]),
+    ({"token_ids": [1, 2, 3], "sampling_params": {"prompt_logprob_token_ids": [[1], [10**7]]}}, ["must be lists of token ids"]),
+    ({"token_ids": [1, 2, 3], "sampling_params": {"prompt_logprob_token_ids": list(range(33))}}, ["may have 32 ids"]),
+    ({"token_ids": [1, 2, 3], "sampling_params": {"prompt_logprob_token_ids": 5}}, ["must be a list"]),
+    ({"token_ids": [1, 2, 3], "sampling_params": {"prompt_logprob_start": 1}}, ["only allowed with `prompt_logprob_token_ids`"]),
+    ({"token_ids": [1, 2, 3], "stream": True, "sampling_params": {"prompt_logprob_token_ids": [1]}}, ["not available when `stream`"]),
+    ({"token_ids": [1, 2, 3], "sampling_params": {"prompt_logprob_token_ids": [1], "prompt_logprob_start": 1, "prompt_logprobs": 0}}, ["excludes `prompt_logprobs`"]),
     ({"token_ids": [1], "sampling_params": {"bad_words": ["x"]}}, ["sampling_params.bad_words"]),
     ({"token_ids": [1], "sampling_params": {"prompt": [2]}}, ["sampling_params.prompt"]),
     ({"token_ids": [1], "sampling_params": {"x" * 5000: 1}}, ["sampling_params.xxx"]),
@@ -180,6 +193,49 @@ def test_strange_id(server, ids):
         assert generate(server, ids, request_id=name)["request_id"] == name
     body = {"token_ids": ids, "sampling_params": {"max_tokens": 2}, "request_id": 'a"\n{}'}
     assert {c["request_id"] for c in chunks(server, GENERATE, body)} == {'a"\n{}'}
+
+
+# ---- prompt_logprob_token_ids ----------------------------------------------------------------------------------------
+
+def scores(server, ids, wanted, **params):
+    return generate(server, ids, params={"max_tokens": 1, "prompt_logprob_token_ids": wanted, **params})["prompt_token_id_logprobs"]
+
+
+def same(a, b):
+    """Bit for bit, but for devices where the last bits depend on how many rows a step has (docs/cuda.md)."""
+    exact = DEVICE in (None, "cpu", "ref")
+    return len(a) == len(b) and all(x == (y if exact else pytest.approx(y, abs=1e-4)) for v, w in zip(a, b) for x, y in zip(v, w, strict=True))
+
+
+def test_scores_are_those_of_prompt_logprobs(server, ids):
+    """Whatever else is asked for."""
+    plain = generate(server, ids, params={"max_tokens": 1, "prompt_logprobs": 4})["prompt_logprobs"]
+    rows = [[int(i) for i in row] for row in plain[1:]]
+    want = [[row[str(i)]["logprob"] for i in own] for own, row in zip(rows, plain[1:])]
+    n = max(map(len, rows))
+    padded = [v + [None] * (n - len(v)) for v in want]
+    assert same(scores(server, ids, rows), padded)
+    both = generate(server, ids, params={"max_tokens": 1, "prompt_logprobs": 4, "prompt_logprob_token_ids": rows, "n": 2})
+    assert same(both["prompt_token_id_logprobs"], padded) and [r and list(r) for r in both["prompt_logprobs"]] == [r and list(r) for r in plain]
+    assert "prompt_token_id_logprobs" not in generate(server, ids)
+    with_none = [[-1, *row, -1] for row in rows]
+    assert [v[0] for v in scores(server, ids, with_none)] == [None] * len(rows)
+
+
+def test_scores_of_the_same_ids(server, ids):
+    """One list stands for all rows; a start leaves rows out and changes none."""
+    one = [5, 300, 7, ids[1]]
+    whole = scores(server, ids, one)
+    assert len(whole) == len(ids) - 1 and same(whole, scores(server, ids, [one] * (len(ids) - 1)))
+    assert all(v < 0 for row in whole for v in row)
+    for start in (1, 3, len(ids) - 2):
+        assert same(scores(server, ids, one, prompt_logprob_start=start), whole[start:])
+    long = (ids * 100)[:400]  # in several steps
+    all_of_it = scores(server, long, one)
+    assert same(all_of_it[:len(ids) - 1], whole)
+    assert same(scores(server, long, one, prompt_logprob_start=350), all_of_it[350:])
+    batches = [scores(server, ids[:2], list(range(i, i + 32)))[0] for i in range(0, 512, 32)]
+    assert 0 < sum(math.exp(v) for row in batches for v in row) <= 1.001
 
 
 # ---- prompt_logprobs and return_token_ids ----------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_events_list(train, done):
     assert all(set(s["step_seconds"]) == PARTS for s in steps)
 
 
-PARTS = {"data", "forward", "backward", "optimizer", "wait", "other"}
+PARTS = {"data", "forward", "backward", "optimizer", "wait", "ranks", "other"}
 
 
 def test_usage(train, done):
@@ -301,6 +301,22 @@ def test_validate(train):
     assert body["plan"]["steps"] > 0 and body["estimate"]["steps"] == body["plan"]["steps"]
     assert "validated" not in json.dumps(train.get("/train").json())
     assert not list((train.data / "inline").iterdir())
+
+
+def test_validate_divides(train):
+    """How the job could be divided over GPUs that are not here, as tandem plan says it."""
+    answer = train.post("/train/validate?rows=0&gpus=4x1G&link=12.5&tflops=2", request("divided")).json()
+    splits = answer["splits"]
+    assert splits["gpus"] == 4 and splits["memory_bytes"] == 2**30 and splits["flops"] == 2e12 and splits["link_bytes_per_s"] == 12.5e9
+    assert {s["zero"] for s in splits["splits"] if s["tensor_parallel"] == 1} == {0, 1, 2, 3}
+    assert splits["trainable_parameters"] == pytest.approx(answer["plan"]["trainable_parameters"]) and splits["best"] in splits["splits"]
+    assert "splits" not in train.post("/train/validate?rows=0", request("divided")).json()
+    undivided = train.post("/train/validate?rows=0&gpus=3x1G", request("divided"))
+    assert undivided.status_code == 200 and undivided.json()["plan"] == answer["plan"]
+    assert undivided.json()["splits"] == {"object": "train.splits", "error": "gpus: the number of cards must be a power of two (up to 64), not 3"}
+    for query in ("gpus=4", "gpus=4x0G", "gpus=99x1G", "gpus=4x1G&link=0", "gpus=4x1G&tflops=fast"):
+        refused = train.post(f"/train/validate?{query}", request("divided"))
+        assert refused.status_code == 422 and refused.json()["error_type"] == "validation", query
 
 
 def test_validate_refuses(train):

@@ -77,10 +77,10 @@ REFUSED = [
     (data({"rows": ROW, "no_eos": "yes"}), 422, "dataset.no_eos: expected true or false"),
     (data({"rows": ROW}, validation={"path": "nope"}), 422, "validation.path: nope"),
     (data({"rows": ROW}, datset={}), 422, "datset: unknown field; did you mean `dataset`?"),
-    (data({"rows": ROW}, method="grpo"), 422, "method: must be one of lora, qlora, full, dpo, orpo, simpo, kto, draft"),
-    (hyper(beta=0.1), 422, "hyperparameters.beta: only with method dpo, orpo, simpo or kto"),
+    (data({"rows": ROW}, method="ppo"), 422, "method: must be one of lora, qlora, full, dpo, orpo, simpo, kto, grpo, reward, distill, draft"),
+    (hyper(beta=0.1), 422, "hyperparameters.beta: only with method dpo, orpo, simpo, kto, grpo or distill"),
     (hyper(beta=-1), 422, "hyperparameters.beta: must be at least 0"),
-    ({**hyper(gamma=1), "method": "dpo"}, 422, "hyperparameters.gamma: only with method simpo"),
+    ({**hyper(gamma=1), "method": "dpo"}, 422, "hyperparameters.gamma: only with method simpo or reward"),
     ({**hyper(label_smoothing=0.5), "method": "dpo"}, 422, "hyperparameters.label_smoothing: must be at least 0 and at most 0.499"),
     (data({"rows": ROW}, method=3), 422, "method: expected a string"),
     (data({"rows": ROW}, method="qlora"), 422, "qlora trains on quantised weights"),
@@ -161,7 +161,8 @@ def test_refused_leaves_nothing(train):
 NUMBERS = yaml.safe_load((ROOT / "docs/openapi.yaml").read_text())["components"]["schemas"]["Hyperparameters"]["properties"]
 
 
-PREFERENCES = ("beta", "label_smoothing", "gamma", "desirable_weight", "undesirable_weight")  # in test_preferences.py
+SAMPLED = ("samples", "prompts_per_step", "max_new_tokens", "temperature", "num_iterations", "clip_low", "clip_high")  # in test_train_grpo.py
+PREFERENCES = ("beta", "label_smoothing", "gamma", "center_rewards_coefficient", "teacher_top_k", "desirable_weight", "undesirable_weight")  # in test_preferences.py
 
 
 @pytest.mark.parametrize("end", ["least", "most"])
@@ -173,7 +174,7 @@ def test_the_limits_themselves_train(train, end):
     for full in (False, True):
         method = "full" if full else "lora"
         mine = {k: v for k, v in values.items() if full or k not in ("dropout", "ema_decay")}
-        mine = {k: v for k, v in mine.items() if k not in PREFERENCES}
+        mine = {k: v for k, v in mine.items() if k not in PREFERENCES + SAMPLED}
         body = {"dataset": {"rows": [{"prompt": "Hello there.", "completion": f" General number {i}."} for i in range(8)]},
                 "method": method, "serve_as": f"limit-{end}-{method}", "hyperparameters": mine}
         answer = train.post("/train", body)

@@ -1,8 +1,8 @@
 /* Golden models: logits and greedy tokens of every family against what transformers computed
  * (tests/model/make_fixtures.py).
  *
- *   golden_test [--thin N] FIXTURES_DIR [DEVICE...]     by default levels of the cpu, ref, and simt where it is built,
- *                                                       this with every N-th model
+ *   golden_test [--thin N] FIXTURES_DIR [DEVICE...]     by default levels of the cpu, ref, and simt where it is built;
+ *                                                       every N-th model with simt, or with the devices that are named
  *
  * One line per model and device; exit status 1 when any differs.  KV cache in f32, weights in the file's type. */
 #include "engine/bench/eval.h"
@@ -253,7 +253,8 @@ int main(int argc, char **argv)
         const char *name = found[i]->d_name;
         if (is_golden(fixtures, name)) {
             bool whole = models++ % thin == 0;
-            for (const char *const *d = *asked ? asked : always; *d; d++) failed += !check_model(fixtures, name, *d);
+            for (const char *const *d = *asked ? asked : always; *d && (whole || !*asked); d++)
+                failed += !check_model(fixtures, name, *d);
             if (!*asked) failed += !check_bf16(fixtures, name, "cpu");
             for (const char *const *d = *asked ? asked : slow; *d && whole; d++) {
                 if (!*asked) failed += !check_model(fixtures, name, *d);

@@ -103,8 +103,9 @@ static void check_model(const char *dir)
     static const char *const levels[] = {"cpu", NULL};
     bool ref = false; /* slow enough */
 #else
-    static const char *const levels[] = {"cpu:amx",  "cpu:avx512bf16", "cpu:avx512", "cpu:avxvnni",
-                                         "cpu:avx2", "cpu:portable",   "cpu",        NULL};
+    static const char *const levels[] = {
+        "cpu:amx",  "cpu:avx512bf16", "cpu:avx512",   "cpu:avxvnni", "cpu:avx2", "cpu:neonbf16",
+        "cpu:i8mm", "cpu:neon",       "cpu:portable", "cpu",         NULL};
     bool ref = true;
 #endif
     static const char *const cpu[] = {"cpu", NULL}, *const ref_too[] = {"cpu", "ref", NULL};

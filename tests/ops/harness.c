@@ -277,6 +277,11 @@ bool case_left_out(void)
 
 bool with_bf16_x;
 
+bool own_bf16_sums(const char *level)
+{
+    return with_bf16_x && strcmp(level, "cpu:amx") == 0;
+}
+
 struct dev *open_checked(const char *name, int threads)
 {
     char why[160];

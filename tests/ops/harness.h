@@ -74,6 +74,9 @@ extern int thin, thin_from;
 bool case_left_out(void);
 
 extern bool with_bf16_x;                                 /* how open_checked opens */
+/* Whether the level has an order of its own for sums of bf16 products, as devices are opened now: its rows are compared
+ * with each other, not with those of other levels. */
+bool own_bf16_sums(const char *level);
 struct dev *open_checked(const char *name, int threads); /* aborts when it cannot */
 
 void norms_prequantise(struct dev *dev, struct dev *ref,

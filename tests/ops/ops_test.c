@@ -2,6 +2,9 @@
  * tolerances cannot show: bit equality over batches, threads, chunks and levels, what sampling means, and what the
  * checks catch.  The table is made from OPS: an op without a test does not compile.
  *
+ *     ops_test --thin K
+ *         of the table one in K of its cases, on several threads; of the rest that products of rows have the same bits
+ *         alone, at every level
  *     ops_test --device NAME [OP...]
  *         another device: the table, or these ops of it, and what else is true of a device
  *     ops_test --device NAME --thin K [--schedules N] [OP...]
@@ -38,7 +41,8 @@ const char *__tsan_default_options(void)
 }
 #endif
 
-static const char *const all_levels[] = {"cpu:portable", "cpu:avx2", "cpu:avxvnni", "cpu:avx512", "cpu:avx512bf16", "cpu:amx"};
+static const char *const all_levels[] = {"cpu:portable", "cpu:avx2", "cpu:avxvnni", "cpu:avx512",  "cpu:avx512bf16",
+                                         "cpu:amx",      "cpu:neon", "cpu:i8mm",    "cpu:neonbf16"};
 
 static double now(void)
 {
@@ -235,6 +239,8 @@ int main(int argc, char **argv)
         wanted_ops = (const char *const *)argv + at;
         return at > 3 ? test_schedules(argv[2], schedules) : test_device(argv[2]);
     }
+    if (argc == 3 && !strcmp(argv[1], "--thin")) thin = atoi(argv[2]);
+    if (argc != (thin > 1 ? 3 : 1)) return EXIT_FAILURE;
     const char *levels[sizeof all_levels / sizeof *all_levels];
     double start = now();
     int n = find_levels(levels);
@@ -243,7 +249,7 @@ int main(int argc, char **argv)
     test_numbers();
     report("numbers", start, 0);
     for (int i = 0; i < n; i++) {
-        if (with_one_thread) run_table(levels[i], 1);
+        if (with_one_thread && thin == 1) run_table(levels[i], 1);
         run_table(levels[i], 3);
     }
     struct {
@@ -255,7 +261,7 @@ int main(int argc, char **argv)
                   {"every fp8 code", test_f8_values},
                   {"products of training, bits", test_train_gemm},
                   {"training: threads, levels, alone", test_train_bits}};
-    for (size_t i = 0; i < sizeof wholes / sizeof *wholes; i++) {
+    for (size_t i = 0; i < (thin > 1 ? 1 : sizeof wholes / sizeof *wholes); i++) {
         int before = n_failures;
         double at = now();
         random_seed(77);
@@ -266,6 +272,11 @@ int main(int argc, char **argv)
     start = now();
     random_seed(78);
     with_bf16_x = true;
+    if (thin > 1) {
+        test_rows_alone(levels, n);
+        report("bf16 x", start, before);
+        return end();
+    }
     for (int i = 0; i < n; i++) {
         struct dev *dev = open_checked(levels[i], 3), *exact = open_checked("ref", 1);
         test_linear(dev, exact);

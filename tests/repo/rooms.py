@@ -16,16 +16,19 @@ BASE = "engine/base/"
 
 # A row is a folder without those below it, or one file that stands higher than its folder.
 ROOMS = {
-    "server/cli": Room("ops jobs tinker api hub bridge access console schema net store json metrics memory config "
-                       "engine/bench/bench.h engine/bench/eval.h engine/bench/training.h engine/eval/evaluation.h engine/serve/engine.h engine/serve/device_turn.h engine/train/train.h "
-                       "engine/train/offline.h engine/train/bottleneck.h engine/train/tfevents.h engine/train/board.h engine/data/sources.h engine/model/options.h engine/model/quantize.h engine/model/merge.h engine/template/chat_template.h "
+    "server/cli": Room("ops jobs rewards tinker api hub bridge access console schema kvevents net store json metrics memory config "
+                       "engine/bench/bench.h engine/bench/eval.h engine/bench/training.h engine/eval/evaluation.h engine/serve/engine.h engine/serve/followers.h engine/serve/device_turn.h engine/train/train.h "
+                       "engine/train/offline.h engine/train/ranks.h engine/train/split.h engine/train/bottleneck.h engine/train/tfevents.h engine/train/board.h engine/data/sources.h engine/model/options.h engine/model/ranks_agree.h engine/model/quantize.h engine/model/merge.h engine/template/chat_template.h "
                        "engine/tokenizer/tokenizer.h " + BASE, "uv cjson openssl"),
-    "server/ops": Room("jobs api hub bridge access console net store json metrics memory config engine/serve/engine.h " + BASE, "uv"),
-    "server/tinker": Room("api bridge access net store json metrics memory engine/serve/engine.h engine/train/tuner.h engine/train/tuner_files.h " + BASE, "cjson uv"),
-    "server/jobs": Room("api hub bridge access net store json metrics memory config engine/serve/engine.h engine/train/train.h "
-                        "engine/train/tfevents.h engine/train/board.h engine/train/bottleneck.h engine/data/dataset.h engine/eval/evaluation.h " + BASE, "uv"),
+    "server/ops": Room("jobs api hub bridge access console kvevents net store json metrics memory config engine/serve/engine.h " + BASE, "uv"),
+    "server/tinker": Room("api bridge access net store json metrics memory config engine/serve/engine.h engine/train/tuner.h engine/train/tuner_files.h " + BASE, "cjson uv"),
+    "server/jobs": Room("rewards api hub bridge access net store json metrics memory config engine/serve/engine.h engine/train/train.h "
+                        "engine/train/tfevents.h engine/train/board.h engine/train/bottleneck.h engine/train/split.h engine/train/teacher_file.h engine/data/dataset.h engine/eval/evaluation.h engine/tokenizer/tokenizer.h " + BASE, "uv"),
     "server/api": Room("hub bridge access schema net store json metrics memory config engine/serve/engine.h "
                        "engine/template/chat_template.h engine/tokenizer/tokenizer.h engine/files/model_file.h " + BASE, "cjson uv"),
+    "server/zmq": Room("kvevents engine/serve/engine.h engine/serve/kv_events.h", "zmq msgpack"),
+    "server/kvevents": Room("engine/serve/engine.h engine/serve/kv_events.h " + BASE),
+    "server/rewards": Room("schema json engine/grammar/grammar.h " + BASE, "cjson curl pcre2"),
     "server/hub": Room("json " + BASE, "cjson curl openssl"),
     "server/bridge": Room("access schema net json metrics memory config engine/serve/engine.h engine/tokenizer/tokenizer.h " + BASE, "uv"),
     "server/access": Room("console net json metrics memory config engine/serve/engine.h " + BASE, "uv openssl"),
@@ -39,13 +42,13 @@ ROOMS = {
     "server/config": Room(BASE, "yaml"),
 
     "engine/eval": Room("serve data template tokenizer files base kernels/rng.h", "cjson pcre2"),
-    "engine/bench": Room("serve train data tokenizer model base kernels/ops.h kernels/ceilings.h kernels/cpu_level.h kernels/trace.h kernels/rng.h"),
-    "engine/serve": Room("kvstore train model grammar tokenizer files base kernels/ops.h kernels/trace.h kernels/rng.h"),
+    "engine/bench": Room("serve train data tokenizer model base kernels/ops.h kernels/comm.h kernels/ceilings.h kernels/cpu_level.h kernels/trace.h kernels/rng.h"),
+    "engine/serve": Room("kvstore train model grammar tokenizer files base kernels/ops.h kernels/comm.h kernels/trace.h kernels/rng.h"),
     "engine/kvstore": Room("base"),
-    "engine/train": Room("data template model tokenizer files base kernels/ops.h kernels/trace.h kernels/rng.h"),
+    "engine/train": Room("data template model tokenizer files base kernels/ops.h kernels/comm.h kernels/trace.h kernels/rng.h"),
     "engine/data": Room("template tokenizer files base kernels/rng.h", "cjson zlib zstd"),
     "engine/template": Room("tokenizer files base", "cjson pcre2 utf8proc gmp"),
-    "engine/model": Room("tokenizer files base kernels/ops.h kernels/num.h kernels/block.h kernels/rng.h", "cjson pcre2"),
+    "engine/model": Room("tokenizer files base kernels/ops.h kernels/comm.h kernels/comm_device.h kernels/num.h kernels/block.h kernels/rng.h", "cjson pcre2"),
     "engine/grammar": Room("tokenizer base kernels/rng.h", "utf8proc"),
     "engine/tokenizer": Room("files base", "cjson pcre2 utf8proc"),
     "engine/files": Room("base"),
@@ -53,7 +56,7 @@ ROOMS = {
 
     "kernels/open.c": Room("kernels/ ref cpu kernels/cuda/runtime/"),  # which devices there are
     "kernels/ceilings.c": Room("kernels/ kernels/cuda/runtime/"),
-    "kernels/cuda/runtime": Room("train sample attention rows gemm kernels/cuda/ kernels/simt/ kernels/", "cxx"),
+    "kernels/cuda/runtime": Room("train sample attention rows gemm kernels/cuda/ kernels/simt/ kernels/", "cxx cuda"),
     "kernels/cuda/train": Room("rows gemm kernels/cuda/ kernels/simt/ kernels/", "cxx"),
     "kernels/cuda/sample": Room("gemm kernels/cuda/ kernels/simt/ kernels/", "cxx"),
     "kernels/cuda/attention": Room("kernels/cuda/ kernels/simt/ kernels/", "cxx"),
@@ -61,6 +64,7 @@ ROOMS = {
     "kernels/cuda/gemm": Room("kernels/cuda/ kernels/simt/ kernels/", "cxx cuda"),
     "kernels/cuda": Room("simt kernels/", "cxx cuda"),
     "kernels/simt": Room("kernels/", "cxx"),
+    "kernels/mpi": Room("kernels/", "mpi"),
     "kernels/cpu": Room("kernels/"),
     "kernels/ref": Room("kernels/"),
     "kernels": Room(""),
@@ -70,11 +74,11 @@ ROOMS = {
 
 # Headers of a tower that the towers above it may include; engine/base whole.
 PUBLIC = {
-    "engine": """engine/serve/engine.h engine/serve/device_turn.h engine/bench/bench.h engine/bench/eval.h engine/bench/training.h engine/eval/evaluation.h
-        engine/train/train.h engine/train/tuner.h engine/train/tuner_files.h engine/train/bottleneck.h engine/train/offline.h engine/data/sources.h
-        engine/train/tfevents.h engine/train/board.h engine/data/dataset.h engine/model/options.h engine/model/quantize.h engine/model/merge.h engine/template/chat_template.h
+    "engine": """engine/serve/engine.h engine/serve/kv_events.h engine/serve/followers.h engine/serve/device_turn.h engine/bench/bench.h engine/bench/eval.h engine/bench/training.h engine/eval/evaluation.h
+        engine/train/train.h engine/train/tuner.h engine/train/tuner_files.h engine/train/bottleneck.h engine/train/offline.h engine/train/ranks.h engine/train/split.h engine/data/sources.h
+        engine/train/tfevents.h engine/train/board.h engine/train/teacher_file.h engine/data/dataset.h engine/model/options.h engine/model/ranks_agree.h engine/model/quantize.h engine/model/merge.h engine/template/chat_template.h
         engine/grammar/grammar.h engine/tokenizer/tokenizer.h engine/files/model_file.h""".split() + [BASE],
-    "kernels": "kernels/ops.h kernels/ceilings.h kernels/cpu_level.h kernels/trace.h kernels/num.h kernels/block.h kernels/rng.h".split(),
+    "kernels": "kernels/ops.h kernels/comm.h kernels/comm_device.h kernels/ceilings.h kernels/cpu_level.h kernels/trace.h kernels/num.h kernels/block.h kernels/rng.h".split(),
 }
 
 LIBRARIES = {
@@ -91,9 +95,12 @@ LIBRARIES = {
     "gmp": {"gmp.h"},
     "zlib": {"zlib.h"},
     "zstd": {"zstd.h"},
+    "mpi": {"mpi.h"},
+    "zmq": {"zmq.h"},
+    "msgpack": {"msgpack/pack.h", "msgpack/sbuffer.h"},
     "cuda": {"cuda_runtime.h", "library_types.h"},
-    "cxx": set("""algorithm chrono cassert cfloat cinttypes climits cmath cstddef cstdint cstdio cstdlib cstring ctime deque
-        functional limits new tuple type_traits unordered_map unordered_set utility vector""".split()),
+    "cxx": set("""algorithm atomic chrono cassert cfloat cinttypes climits cmath condition_variable cstddef cstdint cstdio cstdlib
+        cstring ctime deque functional limits map memory mutex new tuple type_traits unordered_map unordered_set utility vector""".split()),
 }
 
 # they measure the engine from inside, and are built by hand

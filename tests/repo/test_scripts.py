@@ -8,8 +8,8 @@ import sys
 import pytest
 from sources import ROOT
 
-SHELL = ["scripts/build", "scripts/cpu-level", "scripts/deb", "scripts/deps", "scripts/find-gpu", "scripts/find-nvcc", "scripts/image", "scripts/install", "scripts/lint", "scripts/ninja",
-         "scripts/runtime-packages", "scripts/serve", "scripts/symbolise", "scripts/test", "scripts/try-deb", ".ci/run",
+SHELL = ["scripts/build", "scripts/cpu-level", "scripts/cross-aarch64", "scripts/deb", "scripts/deps", "scripts/find-gpu", "scripts/find-nvcc", "scripts/image", "scripts/install", "scripts/lint", "scripts/ninja",
+         "scripts/runtime-packages", "scripts/serve", "scripts/symbolise", "scripts/test", "scripts/train-ranks", "scripts/try-deb", ".ci/run", "conf/mpi/tandem-group",
          "systemd/deb.postinst", "systemd/deb.postrm", "systemd/deb.prerm"]
 PASS, FAIL, SKIP, LATE = ("<testcase name='a'/>", "<testcase><failure/></testcase>", "<testcase><skipped/><system-out/></testcase>",
                           "<testcase><timeout/></testcase>")
@@ -52,6 +52,29 @@ def test_deps_says_what_is_missing_without_apt(tmp_path):
     done = subprocess.run([shutil.which("bash"), "scripts/deps", "build"], cwd=ROOT, capture_output=True, text=True,
                           env={"PATH": str(tmp_path)})
     assert done.returncode == 1 and "apt-get" in done.stderr and "meson" in done.stderr
+
+
+@pytest.mark.parametrize("text, level", [
+    ("flags\t\t: fpu avx2 fma", "avx2"), ("flags\t\t: fpu avx2 avx_vnni", "avxvnni"),
+    ("flags\t\t: fpu avx2 avx512_bf16 avx512_vnni", "avx512bf16"), ("vendor_id\t: GenuineIntel\nflags\t\t: avx2 avx512_bf16 avx512_vnni", "avx512"),
+    ("flags\t\t: avx2 avx512_vnni amx_int8", "avx512,amx"), ("vendor_id\t: GenuineIntel\nflags\t\t: avx512_vnni avx512_bf16 amx_int8", "avx512,amx"),
+    ("Features\t: fp asimd asimddp sve i8mm bf16 dgh", "neonbf16"), ("Features\t: fp asimd asimddp i8mm bf16", "neonbf16"),
+    ("Features\t: fp asimd asimddp i8mm", "i8mm"), ("Features\t: fp asimd asimddp bf16", "neon"), ("Features\t: fp asimd", "portable"), ("", "portable"),
+])
+def test_the_fastest_level_of_a_processor(tmp_path, text, level):
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{text}\n")
+    assert subprocess.run(["scripts/cpu-level", tmp_path / "cpuinfo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout == level + "\n"
+
+
+def test_a_group_can_be_stopped_while_it_waits(tmp_path):
+    """tandem-group has a trap for SIGTERM from its begin: it is process 1 of its container, which dies of no signal."""
+    (tmp_path / "ssh").write_text("#!/bin/sh\nexit 255\n")
+    (tmp_path / "ssh").chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "LWS_LEADER_ADDRESS": "x-0.x.default", "LWS_GROUP_SIZE": "2"}
+    with subprocess.Popen([ROOT / "conf/mpi/tandem-group", "true"], env=env, stderr=subprocess.PIPE, text=True) as group:
+        assert "waiting for x-0-1.x.default" in group.stderr.readline()
+        group.terminate()
+        assert group.wait(300) == 0
 
 
 def test_lint_says_what_is_missing_and_why_it_fails(tmp_path):

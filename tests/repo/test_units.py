@@ -100,6 +100,7 @@ def test_everything_is_installed(installed):
             "share/doc/tandem/symbolise", "share/tandem/models/demo/model.safetensors", "share/tandem/models/demo/tokenizer.json"} <= found
     documents = {p.name for p in (ROOT / "docs").glob("*.md")} - {"performance.md", "compare.md", "loadtest.md"}  # of the repository's own measuring
     assert {f"share/doc/tandem/{name}" for name in documents} <= found
+    assert ("bin/tandem-train-ranks" in found) == any(x.endswith("libtandem_mpi.so") for x in found)
     assert not [x for x in found if "test" in x]
 
 
@@ -164,7 +165,7 @@ def is_option(variable):
 
 def test_dockerfile():
     text = (ROOT / "Dockerfile").read_text()
-    assert re.search(r"^ARG BASE=debian:bookworm-slim$", text, re.M) and text.count("\nFROM ") == 2
+    assert re.search(r"^ARG BASE=debian:bookworm-slim$", text, re.M) and text.count("\nFROM ") == 4 and text.endswith("\nFROM run\n")
     assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", text, re.M)
     assert re.search(r'^HEALTHCHECK .*CMD \["tandem", "health"\]$', text, re.M)
     assert all(map(is_option, re.findall(r"\b(TANDEM_\w+)=", text)))

@@ -49,7 +49,7 @@ gpu_dev *open_device()
     char why[160] = "";
     struct dev_config c = {};
     c.memory_bytes = 64 << 20;
-    struct dev *d = simt_open(&c, why);
+    struct dev *d = simt_open(0, &c, why);
     if (!d) fprintf(stderr, "simt: %s\n", why), exit(1);
     return gpu_of(d);
 }

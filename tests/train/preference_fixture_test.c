@@ -1,6 +1,7 @@
-/* The gradients and ten steps of preference training are those of TRL's trainers (make_preference_fixtures.py): losses,
- * gradients and what TRL calls rewards to 1e-4, the adapter to 1e-4 of its size and 2e-3 of what the steps changed; in
- * one micro-batch, and in several, which only differ in the last bits.
+/* The gradients and ten steps of preference training are those of TRL's trainers (make_preference_fixtures.py,
+ * make_reward_fixtures.py, make_distill_fixtures.py, make_grpo_fixtures.py): losses, gradients and what TRL calls
+ * rewards to 1e-4, the adapter to 1e-4 of its size and 2e-3 of what the steps changed; in one micro-batch, and in
+ * several, which only differ in the last bits.
  *
  *     preference_fixture_test MODELS_DIR TRAIN_DIR [DEVICE] */
 #include "engine/base/file.h"
@@ -17,11 +18,25 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { STEPS = 10, SPLITS = 3, ACCURACIES = 2, MARGINS = 3 };
+enum { PREFERENCES = 4, STEPS = 10, SPLITS = 3, SAMPLES = 4, ACCURACIES = 2, MARGINS = 3 };
 static const struct {
     const char *name;
     enum train_method method;
-} methods[] = {{"dpo", TRAIN_DPO}, {"orpo", TRAIN_ORPO}, {"simpo", TRAIN_SIMPO}, {"kto", TRAIN_KTO}};
+    const char *file; /* of the fixture, and of the adapter that it begins with */
+} methods[] = {{"dpo", TRAIN_DPO, "preference"},
+               {"orpo", TRAIN_ORPO, "preference"},
+               {"simpo", TRAIN_SIMPO, "preference"},
+               {"kto", TRAIN_KTO, "preference"},
+               {"reward", TRAIN_REWARD, "reward"},
+               {"reward-centred", TRAIN_REWARD, "reward"},
+               {"distill-forward", TRAIN_DISTILL, "distill"},
+               {"distill-half", TRAIN_DISTILL, "distill"},
+               {"distill-reverse", TRAIN_DISTILL, "distill"},
+               {"distill-few", TRAIN_DISTILL, "distill"},
+               {"distill-few-forward", TRAIN_DISTILL, "distill"},
+               {"grpo", TRAIN_GRPO, "grpo"},
+               {"dapo", TRAIN_GRPO, "grpo"},
+               {"dr_grpo", TRAIN_GRPO, "grpo"}};
 
 static int failures;
 
@@ -54,7 +69,7 @@ static int32_t i32(const struct tensor *t, size_t i)
 }
 
 /* Pairs, or their answers one by one. */
-static struct dataset *fixture_rows(const struct tensor_source *f, bool singles)
+static struct dataset *fixture_rows(const struct tensor_source *f, bool singles, bool labels)
 {
     struct dataset *s = mem_zalloc(sizeof *s);
     const struct tensor *ids = find(f, "ids", ""), *trained = find(f, "trained", ""), *start = find(f, "start", "");
@@ -64,11 +79,55 @@ static struct dataset *fixture_rows(const struct tensor_source *f, bool singles)
         int32_t id[ROW_TOKENS_MAX];
         for (int k = from; k < to; k++) id[k - from] = i32(ids, (size_t)k);
         rows_add_preference(s, id, (const uint8_t *)trained->data + from, to - from, singles ? 0 : middle - from,
-                            !singles ? DATASET_UNLABELLED
-                            : i % 2  ? DATASET_UNDESIRABLE
-                                     : DATASET_DESIRABLE);
+                            !labels ? DATASET_UNLABELLED
+                            : i % 2 ? DATASET_UNDESIRABLE
+                                    : DATASET_DESIRABLE);
     }
     return s;
+}
+
+/* Each prompt once. */
+static struct dataset *fixture_prompts(const struct tensor_source *f)
+{
+    struct dataset *s = mem_zalloc(sizeof *s);
+    const struct tensor *ids = find(f, "ids", ""), *start = find(f, "start", ""), *prompt = find(f, "prompt", "");
+    for (size_t i = 0; i + 1 < start->bytes / 4; i += SAMPLES) {
+        int32_t id[ROW_TOKENS_MAX];
+        for (int k = 0; k < i32(prompt, i); k++) id[k] = i32(ids, (size_t)(i32(start, i) + k));
+        rows_add_prompt(s, id, i32(prompt, i));
+    }
+    return s;
+}
+
+/* The texts of the fixture, whatever the policy is by now. */
+static int fixture_texts(void *arg, struct train_rollout *r, struct err *e)
+{
+    const struct tensor_source *f = arg;
+    const struct tensor *ids = find(f, "ids", ""), *start = find(f, "start", ""), *sampled = find(f, "sampled", "");
+    for (int i = 0; i < r->n; i++) {
+        struct train_text *x = &r->text[i];
+        size_t which = (size_t)x->row * SAMPLES + (size_t)(i % SAMPLES);
+        int from = i32(start, which) + x->n_prompt;
+        x->n = i32(start, which + 1) - from;
+        if (x->n > x->room) return err_set(e, ERR_INVALID, "no room for text %zu", which);
+        for (int k = 0; k < x->n; k++) {
+            x->id[x->n_prompt + k] = i32(ids, (size_t)(from + k));
+            x->logprob[k] = f32(sampled, (size_t)(from + k));
+        }
+        x->reward = (double)f32(find(f, "judged", ""), which);
+    }
+    return 0;
+}
+
+static void policy(const char *name, struct train_params *p)
+{
+    p->samples = SAMPLES;
+    p->prompts_per_step = 3;
+    p->max_new_tokens = 12;
+    p->clip_high = 0.28;
+    p->beta = 0.04;
+    p->schedule = SCHEDULE_COSINE;
+    p->loss_type = strcmp(name, "dapo") == 0 ? LOSS_DAPO : strcmp(name, "dr_grpo") == 0 ? LOSS_DR_GRPO : LOSS_GRPO;
 }
 
 struct seen {
@@ -98,7 +157,15 @@ static void on_event(void *arg, const struct train_event *ev)
     if (ev->kind == TRAIN_FAILED || ev->kind == TRAIN_WARNING) snprintf(s->text, sizeof s->text, "%s", ev->text);
 }
 
-static struct train_params params(enum train_method method)
+/* The whole vocabulary is less than the most that are told apart. */
+static void distillation(const char *name, struct train_params *p)
+{
+    bool few = strstr(name, "few") != NULL;
+    p->teacher_top_k = few ? 16 : 1024;
+    p->beta = strstr(name, "forward") ? 0 : strstr(name, "half") ? 0.5 : few ? 0.3 : 1;
+}
+
+static struct train_params params(const char *name, enum train_method method)
 {
     struct train_params p;
     train_params_default(&p, method);
@@ -111,6 +178,9 @@ static struct train_params params(enum train_method method)
     p.f32 = true;
     if (method == TRAIN_SIMPO) p.label_smoothing = 0.1;
     if (method == TRAIN_KTO) p.undesirable_weight = 0.5;
+    if (method == TRAIN_DISTILL) distillation(name, &p);
+    if (method == TRAIN_GRPO) policy(name, &p);
+    if (strcmp(name, "reward-centred") == 0) p.center = 0.05, p.gamma = 0.5;
     return p;
 }
 
@@ -128,13 +198,14 @@ static void compare_steps(const char *label, const char *name, const struct seen
     if (s->steps != STEPS) FAIL("%s: %d steps: %s", label, s->steps, s->text);
     for (int i = 0; i < s->steps; i++) {
         const struct train_rewards *r = &s->rewards[i];
-        size_t at = (size_t)i * TRAIN_REWARDS;
         const double got[] = {r->chosen, r->rejected, r->accuracies, r->margins, r->kl};
+        enum { N = sizeof got / sizeof *got };
+        size_t at = (size_t)i * N;
         near(label, "loss", i, s->loss[i], (double)f32(loss, (size_t)i), 1e-4);
         near(label, "gradient norm", i, s->norm[i], (double)f32(norm, (size_t)i), 1e-4);
         /* where the policy is still the reference, the last bits say which answer is preferred */
         bool tie = fabs((double)f32(rewards, at + MARGINS)) < 1e-6;
-        for (int k = 0; k < TRAIN_REWARDS; k++)
+        for (int k = 0; k < N; k++)
             if (k != ACCURACIES || !tie) near(label, "a reward", i, got[k], (double)f32(rewards, at + (size_t)k), 1e-4);
     }
 }
@@ -151,7 +222,7 @@ static double compare(const char *label, const char *prefix, const char *dir, co
     size_t compared = 0, all = 0;
     for (size_t i = 0; got && i < tensor_source_count(got); i++) {
         const struct tensor *t = tensor_source_at(got, i), *w, *b = NULL;
-        if (!strstr(t->name, ".lora_")) continue; /* padding */
+        if (!strstr(t->name, ".lora_") && !strstr(t->name, ".score.")) continue; /* padding */
         w = find(want, prefix, t->name);
         if (was) b = find(was, t->name, "");
         double off = 0, size = 0;
@@ -184,24 +255,36 @@ static void run(const char *models, const char *fixtures, const char *device, in
     struct err e = {0};
     const char *name = methods[which].name;
     enum train_method method = methods[which].method;
-    char label[64], dir[64], out[96], grads[96], prefix[32], of_grads[32];
+    char label[64], dir[64], out[96], grads[96], prefix[32], of_grads[32], file[64], begin[64];
     snprintf(label, sizeof label, "%s on %s, split %d", name, device, split);
     snprintf(dir, sizeof dir, "/tmp/tandem-preference-%d", (int)getpid());
     snprintf(out, sizeof out, "%s/out", dir);
     snprintf(grads, sizeof grads, "%s/grads", dir);
     snprintf(prefix, sizeof prefix, "%s.", name);
     snprintf(of_grads, sizeof of_grads, "%s.grad.", name);
-    char *path = file_join(fixtures, "preference.safetensors"), *model = file_join(models, "llama-gqa"),
-         *from = file_join(fixtures, "preference-adapter");
+    snprintf(file, sizeof file, "%s.safetensors", methods[which].file);
+    bool distill = method == TRAIN_DISTILL;
+    snprintf(begin, sizeof begin, "%s-adapter", distill || method == TRAIN_GRPO ? "preference" : methods[which].file);
+    char *path = file_join(fixtures, file), *model = file_join(models, "llama-gqa"), *from = file_join(fixtures, begin),
+         *teacher = file_join(fixtures, "llama-gqa-adapter");
     struct tensor_source *want = safetensors_open(path, &e);
     struct model m;
     if (!want || model_load(&m, model, device, 1, NULL, false, &e) || dir_make(grads, &e)) {
         FAIL("%s: %s", label, e.msg);
         exit(1);
     }
-    struct dataset *rows = fixture_rows(want, method == TRAIN_KTO);
-    struct train_job job = {
-        .p = params(method), .data = rows, .from = from, .base_name = "base", .dir = dir, .out = out};
+    struct dataset *rows = method == TRAIN_GRPO
+                               ? fixture_prompts(want)
+                               : fixture_rows(want, method == TRAIN_KTO || distill, method == TRAIN_KTO);
+    struct train_job job = {.p = params(name, method),
+                            .data = rows,
+                            .from = from,
+                            .teacher = distill ? teacher : NULL,
+                            .base_name = "base",
+                            .dir = dir,
+                            .out = out};
+    m.kv_type = DT_F32, m.d->bf16_x = false; /* grpo computes as serving does: without rounding */
+    job.rollout = fixture_texts, job.rollout_arg = want;
     if (split == 1) job.p.micro_tokens = 64;
     if (split == 2) job.p.micro_tokens = MICRO_TOKENS_AUTO, job.p.recompute = RECOMPUTE_ON;
     struct seen seen = {.grads = grads};
@@ -228,7 +311,7 @@ static void run(const char *models, const char *fixtures, const char *device, in
     }
     if (rmdir(dir)) FAIL("%s: %s stays", label, dir);
     free(rows);
-    free(path), free(model), free(from);
+    free(path), free(model), free(from), free(teacher);
     tensor_source_close(want);
     model_close(&m);
 }
@@ -236,7 +319,15 @@ static void run(const char *models, const char *fixtures, const char *device, in
 int main(int argc, char **argv)
 {
     if (argc < 3) return 2;
-    for (int which = 0; which < (int)(sizeof methods / sizeof *methods); which++)
-        for (int split = 0; split < SPLITS; split++) run(argv[1], argv[2], argc > 3 ? argv[3] : "cpu", which, split);
+    const char *device = argc > 3 ? argv[3] : "cpu", *before = "";
+    for (int which = 0; which < (int)(sizeof methods / sizeof *methods); which++) {
+        bool fast = strcmp(device, "cpu") == 0, another = strcmp(before, methods[which].file) != 0;
+        int splits = methods[which].method == TRAIN_GRPO ? 2 : SPLITS; /* grpo has no auto */
+        before = methods[which].file;
+        if (!fast && methods[which].method == TRAIN_DISTILL)
+            splits = 0; /* minutes there; tests/http/test_distill.py has it */
+        if (!fast && which >= PREFERENCES && splits) splits = another; /* a simulated device: one of each kind */
+        for (int split = 0; split < splits; split++) run(argv[1], argv[2], device, which, split);
+    }
     return failures > 0;
 }

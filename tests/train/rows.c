@@ -33,6 +33,25 @@ uint64_t dataset_hash(const struct dataset *s)
     return s->hash;
 }
 
+/* What a job on ranks needs beside; no test of these rows has one. */
+void dataset_send(const struct dataset *s, void (*put)(void *arg, const void *, size_t), void *arg)
+{
+    (void)s, (void)put, (void)arg;
+    CHECK(false);
+}
+
+int dataset_receive(struct dataset **out, void (*get)(void *arg, void *, size_t), void *arg, struct err *e)
+{
+    (void)out, (void)get, (void)arg, (void)e;
+    CHECK(false);
+}
+
+void dataset_free(struct dataset *s)
+{
+    (void)s;
+    CHECK(false);
+}
+
 void rows_add(struct dataset *s, const int32_t *id, const uint8_t *trained, int n)
 {
     CHECK(s->n < ROWS_MAX && n <= ROW_TOKENS_MAX);
@@ -49,6 +68,14 @@ void rows_add_preference(struct dataset *s, const int32_t *id, const uint8_t *tr
     rows_add(s, id, trained, n);
     s->row[s->n - 1].second = second;
     s->row[s->n - 1].label = label;
+}
+
+void rows_add_prompt(struct dataset *s, const int32_t *id, int n)
+{
+    static const uint8_t none[ROW_TOKENS_MAX];
+    rows_add(s, id, none, n);
+    s->row[s->n - 1].fields = "{}";
+    s->row[s->n - 1].n_fields = 2;
 }
 
 struct dataset *rows_make(uint64_t n, int vocab, uint64_t seed)

@@ -20,6 +20,8 @@ void rows_add(struct dataset *, const int32_t *id, const uint8_t *trained, int n
 /* The same, of a pair whose rejected sequence begins at `second` (0: no pair), or with a label. */
 void rows_add_preference(struct dataset *, const int32_t *id, const uint8_t *trained, int n, int second,
                          enum dataset_label label);
+/* The same, of a prompt of n tokens. */
+void rows_add_prompt(struct dataset *, const int32_t *id, int n);
 /* n rows of 4 to 40 tokens that follow a rule, a third of each not trained; free() it. */
 struct dataset *rows_make(uint64_t n, int vocab, uint64_t seed);
 

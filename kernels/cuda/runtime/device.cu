@@ -18,15 +18,11 @@ const char DEVICE_NAME[] = "simt";
 enum { REPLAY_MS = 0 };
 #endif
 
-#ifdef __CUDACC__
 thread_local int current = -1; /* caches this thread's current CUDA device; -1: unknown */
-#endif
 
 cudaError_t use_device(int index)
 {
-#ifdef __CUDACC__
     current = -1;
-#endif
     return cudaSetDevice(index);
 }
 
@@ -68,10 +64,9 @@ bool gpu_alive(gpu_dev *d, const char *op)
         d->head.error.lost = true;
     }
     if (d->head.error.op) return false;
-#ifdef __CUDACC__
+    if (d->comm && !gpu_comm_alive(d, op)) return false;
     if (current != d->index && !gpu_check(d, op, cudaSetDevice(d->index))) return false;
     current = d->index;
-#endif
     return true;
 }
 
@@ -122,6 +117,7 @@ bool gpu_lost(const struct dev *head)
 /* Destroys the CUDA objects that opening created. */
 void device_close(gpu_dev *d)
 {
+    gpu_comm_close(&d->head);
     gpu_graphs_close(d);
     lt_close(d);
     gpu_memory_close(d);
@@ -225,6 +221,12 @@ void fill_table(struct dev_ops *o)
     o->hold = gpu_hold;
     o->trim = gpu_trim;
     o->lost = gpu_lost;
+    o->comm_prepare = gpu_comm_prepare;
+    o->comm_open = gpu_comm_open;
+    o->comm_close = gpu_comm_close;
+    o->comm_join = gpu_comm_join;
+    o->comm_collect = gpu_comm_collect;
+    o->comm_name = gpu_comm_name;
 }
 
 bool no_driver()
@@ -274,8 +276,8 @@ struct dev *cuda_open(int index, const struct dev_config *c, char why[160])
     return GPU_NAMESPACE::gpu_open(index, c, why);
 }
 #else
-struct dev *simt_open(const struct dev_config *c, char why[160])
+struct dev *simt_open(int index, const struct dev_config *c, char why[160])
 {
-    return GPU_NAMESPACE::gpu_open(0, c, why);
+    return GPU_NAMESPACE::gpu_open(index, c, why);
 }
 #endif

@@ -11,6 +11,7 @@ struct gpu_graph {
     uint64_t key, used_at;
     bool tried;           /* capture was attempted */
     cudaGraphExec_t exec; /* NULL: seen once, or cannot be captured */
+    gpu_exchanges *held;
 };
 
 namespace {
@@ -25,7 +26,9 @@ gpu_graph *find(gpu_dev *d, uint64_t key)
 void forget(gpu_graph *g)
 {
     if (g->exec) cudaGraphExecDestroy(g->exec);
+    gpu_exchanges_free(g->held);
     g->exec = nullptr;
+    g->held = nullptr;
 }
 
 /* A free slot, or that of the least recently used graph, which is no longer running. */
@@ -59,6 +62,7 @@ cudaGraphExec_t record_once(gpu_dev *d, void (*fn)(void *), void *ctx)
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
     d->order_at = 0;
+    gpu_comm_captures(d);
     if (cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
         cudaGetLastError();
         return nullptr;
@@ -97,16 +101,18 @@ void replay(gpu_dev *d, uint64_t key, void (*fn)(void *), void *ctx)
 {
     gpu_graph *g = find(d, key);
     bool again = g != nullptr;
-    if (!g && (g = place(d))) *g = {key, 0, false, nullptr};
+    if (!g && (g = place(d))) *g = {key, 0, false, nullptr, nullptr};
     if (g) g->used_at = ++d->graph_clock;
     if (again && !g->tried) {
         g->tried = true;
         g->exec = record(d, fn, ctx);
+        if (!gpu_comm_captured(d, g->exec != nullptr, &g->held)) forget(g);
     }
     if (!g || !g->exec) {
         if (!d->lost) fn(ctx);
         return;
     }
+    if (g->held) gpu_comm_replays(d, g->held);
     gpu_check(d, "replay", cudaGraphLaunch(g->exec, d->stream));
 }
 
@@ -136,11 +142,18 @@ const gpu_weight *gpu_weight_after(gpu_dev *d, const gpu_weight *w)
 void gpu_replay(struct dev *head, uint64_t key, void (*fn)(void *), void *ctx)
 {
     gpu_dev *d = gpu_of(head);
-    if (!gpu_alive(d, "replay")) return;
-    if (d->measuring || d->capturing) return fn(ctx);
+    bool alive = gpu_alive(d, "replay"), others = d->comm && !d->lost && gpu_comm_alive(d, "replay");
+    if (d->measuring || d->capturing) {
+        if (alive) fn(ctx);
+        return;
+    }
+    if (!alive && !others) return;
+    struct dev_error before = head->error; /* the other ranks replay it, whether this one has failed or not */
+    dev_clear_error(head);
     d->prequantised.data = nullptr;
     replay(d, key, fn, ctx);
     d->prequantised.data = nullptr;
+    if (before.op) head->error = before;
 }
 
 void gpu_graphs_close(gpu_dev *d)

@@ -250,34 +250,35 @@ bool no_scratch(gpu_dev *d, const char *op, size_t bytes)
     return false;
 }
 
-/* Replaces an area by a larger one. The new memory is allocated before the old is freed, or after when both do not
- * fit; if it does not fit at all, the old size is allocated again, so that what fitted before still does. Kernels
- * that still use the old memory are safe: cudaFree synchronises. */
-bool scratch_grow(gpu_dev *d, const char *op, enum area area, size_t bytes)
+/* Replaces memory, NULL: none, by more. The new memory is allocated before the old is freed, or after when both do not
+ * fit; if it does not fit at all, the old size is allocated again, so that what fitted before still does: it may be
+ * another user's. Kernels that still use the old memory are safe: cudaFree synchronises. */
+bool replace(gpu_dev *d, const char *op, void **old, size_t *old_bytes, size_t bytes)
 {
-    auto &s = d->scratch[area];
-    size_t before = s.bytes;
-    gpu_graphs_close(d); /* captured graphs contain the old address */
+    size_t before = *old_bytes;
     void *p = gpu_alloc(&d->head, bytes);
-    gpu_free(&d->head, s.p);
+    gpu_free(&d->head, *old);
     if (!p) p = gpu_alloc(&d->head, bytes);
     bool grown = p != nullptr;
     if (!p && before) p = gpu_alloc(&d->head, before);
-    s.p = p;
-    s.bytes = grown ? bytes : p ? before : 0;
+    *old = p;
+    *old_bytes = grown ? bytes : p ? before : 0;
     note_scratch(d);
     return grown || no_scratch(d, op, bytes);
 }
 
-/* Allocates scratch beside the existing area, whose address captured graphs keep using. */
+bool scratch_grow(gpu_dev *d, const char *op, enum area area, size_t bytes)
+{
+    auto &s = d->scratch[area];
+    gpu_graphs_close(d); /* captured graphs contain the old address */
+    return replace(d, op, &s.p, &s.bytes, bytes);
+}
+
+/* Beside the existing area, whose address captured graphs keep using. */
 bool scratch_add(gpu_dev *d, const char *op, enum area area, size_t bytes)
 {
     auto &s = d->scratch[area];
-    gpu_free(&d->head, s.more);
-    s.more = gpu_alloc(&d->head, bytes);
-    s.more_bytes = s.more ? bytes : 0;
-    note_scratch(d);
-    return s.more || no_scratch(d, op, bytes);
+    return replace(d, op, &s.more, &s.more_bytes, bytes);
 }
 
 } // namespace
@@ -340,6 +341,7 @@ bool gpu_settle(gpu_dev *d, const char *op)
 {
     if (d->measuring) return true;
     if (!gpu_check(d, op, cudaStreamSynchronize(d->stream))) return false;
+    if (d->comm && !gpu_comm_ended(d, op)) return false;
     int left = 0;
     for (int i = 0; i < d->n_pending; i++) {
         gpu_pending *o = &d->pending[i];

@@ -214,8 +214,8 @@ static const struct {
     {"a.jsonl", B("{\"question\": \"a\", \"answer\": \"b\"}\n"),
      "not in a known format: line 1 is an object with the fields question, answer; " KNOWN},
     {"a.jsonl", B("{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n"),
-     "not in a known format: line 1 is a pair of preferences (chosen, rejected), which methods dpo, orpo and simpo "
-     "train on; " KNOWN},
+     "not in a known format: line 1 is a pair of preferences (chosen, rejected), which methods dpo, orpo, simpo "
+     "and reward train on; " KNOWN},
     {"a.jsonl", B("{}"), "not in a known format: line 1 is an object without fields; " KNOWN},
     {"a.json", B("{\n  \"text\": \"a\"\n}\n"),
      "not in a known format: line 1 is malformed JSON near byte 1 (each row has a line of its own); " KNOWN},

@@ -113,6 +113,48 @@ static void test_unpaired(void **state)
              "a[b" EOT "] yes\na[b" EOT "] no\n");
 }
 
+/* Ids of prompt and answer: what they are is trained, no end of the text is added, and texts beside them do not
+ * count. */
+static void test_ids(void **state)
+{
+    check_as(DATASET_UNPAIRED,
+             "[{\"prompt_ids\": [67, 68], \"completion_ids\": [69], \"logprobs\": [-0.5], \"label\": true,"
+             "  \"prompt\": \"x\", \"completion\": \"y\"},"
+             " {\"prompt_ids\": [67, 68], \"completion_ids\": [69], \"label\": false},"
+             " {\"prompt_ids\": [67], \"prompt\": \"a\", \"completion\": \"b\", \"label\": true}]",
+             "ab[c] yes\nab[c] no\na[b" EOT "] yes\n");
+    check_as(DATASET_PREFERENCE,
+             "[{\"prompt_ids\": [67, 68], \"chosen_ids\": [69, 70], \"rejected_ids\": [71], \"chosen\": \"x\"},"
+             " {\"prompt_ids\": [67], \"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}]",
+             "ab[cd] / ab[e]\na[b" EOT "] / a[c" EOT "]\n");
+    check_rows("[{\"prompt_ids\": [67], \"completion_ids\": [68, 69]}, {\"prompt\": \"a\", \"completion\": \"b\"}]",
+               DATASET_COMPLETION, "a[bc]\na[b" EOT "]\n");
+}
+
+/* An answer's ids are those that a row of its text has, where the prompt's are a text's own. */
+static void test_encode_answer(void **state)
+{
+    static const char *const models[] = {"qwen2/tokenizer.json", "tinystories-656k/tokenizer.json"};
+    static const char answer[] = " is a b c.";
+    (void)state;
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        struct tokenizer *t = load(models[i]);
+        struct dataset_source s = inline_rows("[{\"prompt\": \"The sky\", \"completion\": \" is a b c.\"}]");
+        struct dataset_options o = usual();
+        struct dataset_report r;
+        struct tokens ids = {0};
+        o.no_eos = true;
+        struct dataset *d = open_source(&s, &o, t, &r);
+        struct dataset_row row = dataset_row(d, 0);
+        assert_int_equal(dataset_encode_answer(t, answer, strlen(answer), &ids, NULL), 0);
+        assert_int_equal(ids.n, row.n_trained);
+        for (size_t k = 0; k < ids.n; k++) assert_int_equal(ids.v[k].id, row.id[(size_t)row.n - ids.n + k]);
+        tokens_free(&ids);
+        dataset_free(d);
+        tokenizer_close(t);
+    }
+}
+
 static void test_bad_preferences(void **state)
 {
     static const struct {
@@ -128,6 +170,15 @@ static void test_bad_preferences(void **state)
         {"{\"chosen\": [" USER "," SAYS("x") "], \"rejected\": [" USER ", 5]}",
          "\"rejected\": messages[1] must be an object, is a number"},
         {"{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"  \"}", "\"rejected\" is empty"},
+        {"{\"prompt_ids\": 1, \"chosen_ids\": [2], \"rejected_ids\": [3]}",
+         "\"prompt_ids\" must be a list, is a number"},
+        {"{\"prompt_ids\": [1], \"chosen_ids\": [2], \"rejected_ids\": [2]}",
+         "\"chosen_ids\" and \"rejected_ids\" are the same"},
+        {"{\"prompt_ids\": [1], \"chosen_ids\": [2], \"rejected_ids\": []}", "\"rejected_ids\" is empty"},
+        {"{\"prompt_ids\": [-1], \"chosen_ids\": [2], \"rejected_ids\": [3]}",
+         "prompt_ids[0] is not a token id below 288"},
+        {"{\"prompt_ids\": [1], \"chosen_ids\": [2], \"rejected_ids\": [3, 1e9]}",
+         "rejected_ids[1] is not a token id below 288"},
     };
     struct tokenizer *t = byte_level();
     (void)state;
@@ -538,6 +589,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_completion),
         cmocka_unit_test(test_preference),
         cmocka_unit_test(test_unpaired),
+        cmocka_unit_test(test_ids),
+        cmocka_unit_test(test_encode_answer),
         cmocka_unit_test(test_bad_preferences),
         cmocka_unit_test(test_completion_of_messages),
         cmocka_unit_test(test_alpaca),

@@ -174,12 +174,99 @@ static void test_limits(void **state)
     free(b);
 }
 
+/* What one process sends, and another receives. */
+struct wire {
+    struct buf b;
+    size_t at, end;
+};
+
+static void put(void *arg, const void *p, size_t n)
+{
+    struct wire *w = arg;
+    assert_true(n > 0 && n <= 1 << 20);
+    buf_append(&w->b, p, n);
+}
+
+static void get(void *arg, void *p, size_t n)
+{
+    struct wire *w = arg;
+    size_t there = w->at < w->end ? w->end - w->at : 0;
+    memcpy(p, w->b.data + w->at, n < there ? n : there);
+    w->at += n;
+}
+
+static void check_sent(const struct dataset *d, struct wire *w)
+{
+    struct dataset *copy = NULL;
+    struct buf a = {0}, b = {0};
+    struct err e = {0};
+    *w = (struct wire){0};
+    dataset_send(d, put, w);
+    w->end = w->b.len;
+    if (dataset_receive(&copy, get, w, &e)) fail_msg("%s", e.msg);
+    assert_int_equal(w->at, w->b.len);
+    assert_int_equal(dataset_rows(copy), dataset_rows(d));
+    assert_true(dataset_hash(copy) == dataset_hash(d));
+    shown(d, &a);
+    shown(copy, &b);
+    assert_string_equal(a.data, b.data);
+    for (uint64_t i = 0; i < dataset_rows(d); i++) {
+        const char *from = dataset_row_source(d, i), *to = dataset_row_source(copy, i);
+        assert_true(dataset_row_origin(d, i) == dataset_row_origin(copy, i) && !from == !to);
+        if (from) assert_string_equal(from, to);
+    }
+    dataset_free(copy);
+    buf_free(&a);
+    buf_free(&b);
+}
+
+/* One file and several, and what does not arrive whole or unchanged. */
+static void test_for_other_processes(void **state)
+{
+    char *a = file_of_rows('a', 30), *b = file_of_rows('b', 6);
+    struct dataset_source v[] = {{.path = a, .name = "a", .weight = 1},
+                                 {.path = b, .name = "b", .set = 1, .weight = 1}};
+    struct dataset_options o = {.max_length = 32, .seed = 3};
+    struct dataset_report r;
+    struct wire w;
+    (void)state;
+    struct dataset *d = open_all(v, 1, &o, &r), *none = NULL;
+    check_sent(d, &w);
+    buf_free(&w.b);
+    dataset_free(d);
+    d = open_all(v, 2, &o, &r);
+    check_sent(d, &w);
+    size_t bytes = w.at;
+    for (size_t end = 0; end < bytes; end += end < 200 ? 1 : 997) { /* the other process is gone */
+        struct err e = {0};
+        w.at = 0;
+        w.end = end;
+        assert_int_not_equal(dataset_receive(&none, get, &w, &e), 0);
+        assert_null(none);
+        assert_int_not_equal(e.msg[0], 0);
+    }
+    w.at = 0;
+    w.end = bytes;
+    w.b.data[bytes / 2] ^= 1;
+    struct err e = {0};
+    assert_int_equal(dataset_receive(&none, get, &w, &e), ERR_INVALID);
+    assert_non_null(strstr(e.msg, "damaged"));
+    assert_int_equal(w.at, bytes); /* the rest is taken all the same */
+    dataset_free(d);
+    buf_free(&w.b);
+    unlink(a);
+    unlink(b);
+    free(a);
+    free(b);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_files_in_order),
         cmocka_unit_test(test_weights),
         cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_for_other_processes),
     };
     if (argc < 2) return 2;
     fixtures = argv[1];

@@ -250,7 +250,7 @@ static struct lora_weights made_adapter(struct model *m, unsigned targets, int r
         floats += n * (size_t)(mod->k + mod->n);
     }
     assert_int_equal(adapter_bytes(a), floats * sizeof(float));
-    assert_int_equal(lora_weights_upload(&w, m->d, a, &e), 0);
+    assert_int_equal(lora_weights_upload(&w, m->d, a, NULL, &e), 0);
     assert_true(w.bytes >= floats * sizeof(float)); /* the experts' are counted */
     adapter_free(a);
     return w;

@@ -242,7 +242,8 @@ static void written_as(const char *base, const char *want)
     optim_init(&o, m.d, NULL);
     assert_int_equal(train_full_open(&f, &m, &p, &o, &e), 0);
     assert_int_equal(optim_alloc(&o, false, &e), 0);
-    if (train_full_bind(&f, &p, &o, &e) || train_full_write(&f, o.p, NULL, out, &e)) fail_msg("%s", e.msg);
+    if (train_full_bind(&f, &p, &o, &e) || train_full_write(&f, train_full_host_values, o.p, NULL, out, &e))
+        fail_msg("%s", e.msg);
     train_full_close(&f);
     optim_free(&o);
     model_close(&m);

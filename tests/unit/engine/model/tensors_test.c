@@ -207,7 +207,7 @@ static struct model open_model(const struct model_config *c, const char *dir)
     struct err e = {0};
     struct model m = {.c = *c, .d = dev_open(&(struct dev_config){.name = "ref"}, why)};
     if (!m.d) fail_msg("%s", why);
-    if (weights_load(&m.w, m.d, &m.c, dir, NULL, false, 1, &e)) fail_msg("%s", e.msg);
+    if (weights_load(&m.w, m.d, &m.c, dir, NULL, false, 1, NULL, NULL, &e)) fail_msg("%s", e.msg);
     return m;
 }
 
@@ -421,7 +421,7 @@ static void train_family(const struct model_family *family, const char *prefix)
         if (!v->at) assert_values(m.d, *weights_vector_field(&f.w, v), v->name + strlen(prefix), v->cols, v->minus_one);
     }
     float *host = values_of(m.d, o.p, o.n);
-    if (train_full_write(&f, host, NULL, out, &e)) fail_msg("%s", e.msg);
+    if (train_full_write(&f, train_full_host_values, host, NULL, out, &e)) fail_msg("%s", e.msg);
     assert_same_tensors(dir, out);
 
     /* a step that adds 0.25 to every parameter: what is applied follows */

@@ -78,10 +78,12 @@ static void test_holding(void **state)
 
     submit(&r, greedy(ids, 4, 20), &before);
     for (int i = 0; i < 3; i++) engine_step_once(r.g, false);
-    engine_hold(r.g, HOLD_ALL);
+    assert_int_equal(engine_hold(r.g, HOLD_ALL), 1);
+    assert_int_equal(engine_holds_taken(r.g), 0); /* the next step could have begun */
     submit(&r, greedy(ids, 4, 20), &behind);
     uint64_t id = submit(&r, greedy(ids, 4, 20), &late);
     for (int i = 0; i < 3; i++) assert_int_equal(engine_step_once(r.g, false), 0);
+    assert_int_equal(engine_holds_taken(r.g), 1);
     engine_expire(r.g, id);
     engine_step_once(r.g, false);
     pump(&r);

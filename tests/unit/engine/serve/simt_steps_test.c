@@ -1,8 +1,9 @@
 /* The engine's steps on a device whose memory is not the host's: simt, the CUDA kernels on the CPU.  Texts are the
  * cpu's, a batch changes none, neither does padding, replayed steps have the bits of those that are not, a step waits
- * for the device once.
+ * for the device once, also where the model is divided over two devices.
  *
  *   simt_steps_test FIXTURES/models */
+#include "engine/serve/followers.h"
 #include "tests/unit/engine/serve/simt_rig.h"
 
 /* What opening finds out about products is all that requests need: they try nothing. */
@@ -290,13 +291,62 @@ static void test_ahead(void **state)
     }
 }
 
+/* ---- two ranks, each with a device ------------------------------------------------------------------------------- */
+
+static void generate_divided(struct reply *y, const char *exchange, bool replays)
+{
+    struct engine_config c = config("simt");
+    struct err e = {0};
+    struct reply one;
+    struct followers *f = followers_begin(&c, 2, 300, &e);
+    if (!f) fail_msg("%s", e.msg);
+    struct engine *g = open_engine(c);
+    struct simt_counts start = simt_counts(), end;
+    assert_string_equal(engine_info(g)->exchange, exchange);
+    generate(g, 0, ASKS, y);
+    end = simt_counts();
+    assert_int_equal(end.graphs - start.graphs > 0, replays);
+    assert_int_equal((end.graphs - start.graphs) % 2, 0);
+
+    generate(g, 0, 1, &one);
+    submit(g, 0, &one);
+    while (one.n < 2) engine_step_once(g, false), take(g);
+    for (int k = 0; k < 4 && replays; k++) {
+        start = simt_counts();
+        engine_step_once(g, false);
+        end = simt_counts();
+        take(g);
+        assert_int_equal(end.syncs - start.syncs, 2); /* once on each rank */
+        assert_int_equal(end.replays - start.replays, 2);
+    }
+    run_out(g, &one, 1);
+    engine_close(g);
+    followers_end(f, true);
+}
+
+static void test_ranks(void **state)
+{
+    (void)state;
+    struct reply whole[ASKS], divided[ASKS];
+    struct engine *g = open_engine(config("simt"));
+    generate(g, 0, ASKS, whole);
+    engine_close(g);
+    generate_divided(divided, "between the devices by NCCL 2.28.0", true);
+    for (int i = 0; i < ASKS; i++) assert_same(&whole[i], &divided[i], true);
+    setenv("SIMT_NCCL", "0", 1);
+    generate_divided(divided, "through the host's memory: rank 0: SIMT_NCCL is 0", false);
+    unsetenv("SIMT_NCCL");
+    for (int i = 0; i < ASKS; i++) assert_same(&whole[i], &divided[i], true);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_texts), cmocka_unit_test(test_measured), cmocka_unit_test(test_replay),
         cmocka_unit_test(test_sizes), cmocka_unit_test(test_padding),  cmocka_unit_test(test_ready),
-        cmocka_unit_test(test_ahead),
+        cmocka_unit_test(test_ahead), cmocka_unit_test(test_ranks),
     };
+    setenv("SIMT_DEVICES", "2", 1);
     if (argc != 2) return fprintf(stderr, "usage: simt_steps_test FIXTURES/models\n"), 2;
     fixtures = argv[1];
     return cmocka_run_group_tests(tests, NULL, NULL);

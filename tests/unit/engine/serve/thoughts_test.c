@@ -18,7 +18,7 @@ static struct thoughts think(bool inside, int budget)
 static enum thoughts_change feed(struct thoughts *t, const char *const *tokens)
 {
     enum thoughts_change change = THOUGHTS_GO_ON;
-    for (; *tokens; tokens++) change = thoughts_token(t, *tokens, strlen(*tokens));
+    for (; *tokens; tokens++) change = thoughts_token(t, *tokens, strlen(*tokens), false);
     return change;
 }
 
@@ -69,6 +69,11 @@ static void budget(void **state)
     assert_int_equal(FEED(&t, "<think>"), THOUGHTS_USED_UP);
     t = think(false, 0);
     assert_int_equal(FEED(&t, "a", "b"), THOUGHTS_GO_ON);
+    t = think(true, 1);
+    assert_int_equal(thoughts_token(&t, "", 0, true), THOUGHTS_GO_ON); /* not within a character */
+    assert_int_equal(thoughts_token(&t, "", 0, true), THOUGHTS_GO_ON);
+    assert_int_equal(thoughts_token(&t, "\xe6\x97\xa5", 3, false), THOUGHTS_USED_UP);
+    assert_int_equal(t.count, 3);
 }
 
 static void channels(void **state)

@@ -88,6 +88,13 @@ static void test_parts(void **state)
     expect(busy_with(TRAIN_OPTIMIZER, 4), "optimizer", "batch_tokens", 1.25);
     expect(busy_with(TRAIN_WAIT, 2), NULL, NULL, 0);
     expect(busy_with(TRAIN_WAIT, 5), "waiting for serving", "--train-slowdown", 2);
+    expect(busy_with(TRAIN_RANKS, 1.9), NULL, NULL, 0);
+    expect(busy_with(TRAIN_RANKS, 4), "ranks", "as many cores", 1.66);
+    struct train_facts f = busy_with(TRAIN_RANKS, 4);
+    f.usage.link_seconds = 3.5; /* the other rank exchanged data for as long */
+    expect(f, "link between ranks", "batch_tokens", 1.21);
+    f.usage.link_seconds = 1.9;
+    expect(f, "ranks", "as many cores", 1.27);
     expect(busy_with(TRAIN_OTHER, 0.9), NULL, NULL, 0);
     expect(busy_with(TRAIN_OTHER, 2), "device idle", "batch_tokens", 1.25);
 }

@@ -27,7 +27,7 @@ enum { JOB = 77, N = 1000 };
 static char small[32];
 static float big[N];
 
-static struct ckpt_part parts[2] = {{"small", small, sizeof small}, {"big", big, sizeof big}};
+static struct ckpt_part parts[2] = {{"small", small, sizeof small, {0}}, {"big", big, sizeof big, {0}}};
 
 static void fill(int64_t step)
 {
@@ -296,6 +296,67 @@ static void test_full_disk(void **state)
     assert_int_equal(read_newest(&warnings), 3);
 }
 
+/* An array that is somewhere else, and what fails there at this byte; -1: nothing. */
+struct elsewhere {
+    char *data;
+    size_t next;
+    int64_t fails;
+};
+
+static int get(void *arg, size_t at, size_t n, void *out, struct err *e)
+{
+    struct elsewhere *x = arg;
+    assert_true(at == x->next && n && n <= CKPT_STRETCH);
+    x->next += n;
+    if (x->fails >= 0 && (size_t)x->fails < x->next) return err_set(e, ERR_IO, "it is gone");
+    memcpy(out, x->data + at, n);
+    return 0;
+}
+
+static int put(void *arg, size_t at, size_t n, const void *data, struct err *e)
+{
+    struct elsewhere *x = arg;
+    assert_true(at == x->next && n && n <= CKPT_STRETCH);
+    x->next += n;
+    if (x->fails >= 0 && (size_t)x->fails < x->next) return err_set(e, ERR_IO, "it is gone");
+    memcpy(x->data + at, data, n);
+    return 0;
+}
+
+/* The files are those of an array that is here. */
+static void test_elsewhere(void **state)
+{
+    (void)state;
+    enum { BYTES = 2 * CKPT_STRETCH + 12345 };
+    char *data = malloc(BYTES), *copy = malloc(BYTES);
+    for (size_t i = 0; i < BYTES; i++) data[i] = copy[i] = (char)(i * 7 + i / 1000);
+    struct elsewhere x = {data, 0, -1};
+    struct ckpt_part there = {"array", NULL, BYTES, {get, put, &x}}, here = {"array", copy, BYTES, {0}};
+    struct err e = {0};
+    struct buf warnings = {0};
+    int64_t step;
+    clear();
+    assert_int_equal(ckpt_write(dir, JOB, 1, -1, &there, 1, &e), 0);
+    assert_int_equal(x.next, BYTES);
+    memset(copy, 0, BYTES);
+    assert_int_equal(ckpt_read(dir, JOB, INT64_MAX, &here, 1, &step, &warnings, &e), 0);
+    assert_true(step == 1 && memcmp(data, copy, BYTES) == 0);
+    memset(data, 0, BYTES);
+    x.next = 0;
+    assert_int_equal(ckpt_read(dir, JOB, INT64_MAX, &there, 1, &step, &warnings, &e), 0);
+    assert_true(step == 1 && x.next == BYTES && memcmp(data, copy, BYTES) == 0);
+    x = (struct elsewhere){data, 0, CKPT_STRETCH + 5};
+    assert_int_equal(ckpt_write(dir, JOB, 2, -1, &there, 1, &e), ERR_IO);
+    assert_string_equal(e.msg, "it is gone");
+    x.next = 0;
+    e = (struct err){0};
+    assert_int_equal(ckpt_read(dir, JOB, INT64_MAX, &there, 1, &step, &warnings, &e), ERR_IO);
+    assert_int_equal(entries(), 1); /* that of step 1, which is as good as before */
+    assert_int_equal(warnings.len, 0);
+    free(data);
+    free(copy);
+}
+
 static void test_replace(void **state)
 {
     (void)state;
@@ -323,7 +384,7 @@ int main(void)
         cmocka_unit_test(test_kept),          cmocka_unit_test(test_newest),    cmocka_unit_test(test_damage),
         cmocka_unit_test(test_every_byte),    cmocka_unit_test(test_other_job), cmocka_unit_test(test_unfinished),
         cmocka_unit_test(test_full_disk),     cmocka_unit_test(test_replace),   cmocka_unit_test(test_moved_aside),
-        cmocka_unit_test(test_other_version),
+        cmocka_unit_test(test_other_version), cmocka_unit_test(test_elsewhere),
     };
     snprintf(dir, sizeof dir, "/tmp/tandem-ckpt-%d", (int)getpid());
     int failed = cmocka_run_group_tests_name("ckpt", tests, NULL, NULL);

@@ -30,6 +30,23 @@ static uint64_t tokens_of(const uint32_t *length, const uint32_t *row, uint32_t 
     return sum;
 }
 
+/* All micro-batches are in slots, none of which has more tokens than another without its last row. */
+static void check_slots(const struct microbatches_step *s, const uint32_t *length, uint32_t slots)
+{
+    assert_true(s->slot[0] == 0 && s->slot[slots] == s->n_micro);
+    uint64_t least = UINT64_MAX, most = 0;
+    for (uint32_t i = 0; i < slots; i++) {
+        uint32_t from = s->slot[i], to = s->slot[i + 1], shortest = UINT32_MAX;
+        assert_true(from <= to && (to > from || s->n_rows < slots));
+        uint64_t tokens = from < to ? tokens_of(length, s->row, s->start[from], s->start[to]) : 0;
+        for (uint32_t k = s->start[from]; k < s->start[to]; k++)
+            if (length[s->row[k]] < shortest) shortest = length[s->row[k]];
+        if (tokens < least) least = tokens;
+        if (tokens && tokens - shortest > most) most = tokens - shortest;
+    }
+    assert_true(most <= least);
+}
+
 static void check_step(const struct microbatches *b, const struct microbatches_step *s, const uint32_t *length,
                        const struct microbatches_options *o, uint8_t *seen, uint32_t n)
 {
@@ -45,6 +62,7 @@ static void check_step(const struct microbatches *b, const struct microbatches_s
         assert_true(sum <= (uint64_t)o->micro_tokens || to - from == 1);
         assert_true(sum <= (uint64_t)microbatches_micro_max(b));
     }
+    check_slots(s, length, o->slots ? (uint32_t)o->slots : 1);
     for (uint32_t i = 0; i < s->n_rows; i++) {
         assert_true(s->row[i] < n);
         assert_int_equal(seen[s->row[i]]++, 0);
@@ -58,6 +76,9 @@ static const struct microbatches_options kinds[] = {
     {.batch_tokens = 500, .micro_tokens = 50, .by_length = true},
     {.batch_tokens = 16, .micro_tokens = 16, .by_length = true},
     {.batch_tokens = 300, .micro_tokens = 128, .in_order = true},
+    {.batch_tokens = 1000, .micro_tokens = 64, .packing = true, .slots = 8},
+    {.batch_tokens = 500, .micro_tokens = 500, .by_length = true, .slots = 4},
+    {.batch_tokens = 300, .micro_tokens = 40, .in_order = true, .slots = 64},
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
@@ -106,6 +127,8 @@ static void test_continue_anywhere(void **state)
                 assert_int_equal(x.n_micro, y.n_micro);
                 assert_memory_equal(x.row, y.row, x.n_rows * sizeof *x.row);
                 assert_memory_equal(x.start, y.start, (x.n_micro + 1) * sizeof *x.start);
+                size_t ends = (size_t)(kinds[k].slots ? kinds[k].slots : 1) + 1;
+                assert_memory_equal(x.slot, y.slot, ends * sizeof *x.slot);
             }
         }
         microbatches_free(a);
@@ -241,7 +264,7 @@ static void test_stopped(void **state)
         struct train_rows rows = {0}, held_out = {0};
         struct err e = {0};
         uint64_t left_out;
-        assert_int_equal(train_rows_open(&rows, &held_out, &job, &p, 100, &left_out, &e), ERR_FULL);
+        assert_int_equal(train_rows_open(&rows, &held_out, &job, &p, 100, -1, &left_out, &e), ERR_FULL);
         assert_string_equal(e.msg, "stopped before it began");
         assert_int_equal(looks, 0);
         train_rows_close(&rows);

@@ -192,6 +192,7 @@ static struct gradient gradient_of(const char *name, const struct dataset *data,
     m.d->bf16_x = w->half;
     struct odd odd = {0};
     if (w->odd) odd = make_odd(&m, w->odd);
+    m.own = m.c;
     use_odd(&odd, &m.c, &m.w, true);
     struct train_params p;
     train_params_default(&p, w->full ? TRAIN_FULL : TRAIN_LORA);
@@ -226,7 +227,7 @@ static struct gradient gradient_of(const char *name, const struct dataset *data,
     uint64_t left_out;
     struct train_params q = p;
     q.micro_tokens = p.micro_tokens;
-    assert_int_equal(train_rows_open(&rows, &none, &job, &q, m.c.vocab, &left_out, &e), 0);
+    assert_int_equal(train_rows_open(&rows, &none, &job, &q, m.c.vocab, -1, &left_out, &e), 0);
     struct train_model t = {.c = &m.c,
                             .w = w->full ? &full.w : &m.w,
                             .d = m.d,

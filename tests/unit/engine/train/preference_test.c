@@ -23,6 +23,8 @@ static const struct preference all[] = {
     {.loss = PREFERENCE_ORPO, .beta = 0.7},
     {.loss = PREFERENCE_SIMPO, .beta = 2, .gamma = 1},
     {.loss = PREFERENCE_SIMPO, .beta = 0.3, .gamma = 0.5, .label_smoothing = 0.1},
+    {.loss = PREFERENCE_REWARD},
+    {.loss = PREFERENCE_REWARD, .gamma = 0.5, .center = 0.05},
 };
 
 static void derivatives_of_pairs(void **state)
@@ -80,6 +82,10 @@ static void known_values(void **state)
     const struct preference simpo = {.loss = PREFERENCE_SIMPO, .beta = 2, .gamma = 1};
     v = preference_pair(&simpo, &c, &r); /* 2 (-1.4 + 4) - 1 */
     near(v.loss, log1p(exp(-4.2)), 1e-12);
+    const struct preference reward = {.loss = PREFERENCE_REWARD, .gamma = 0.5, .center = 0.01};
+    v = preference_pair(&reward, &(struct preference_answer){.sum = 2}, &(struct preference_answer){.sum = 0.5});
+    near(v.loss, log1p(exp(-1)) + 0.01 * 6.25, 1e-12);
+    assert_true(v.chosen == 2 && v.rejected == 0.5);
     const struct preference orpo = {.loss = PREFERENCE_ORPO, .beta = 0.1};
     c.sum = 5 * log(0.5), r.sum = 5 * log(0.2); /* odds 1 and 1/4 */
     v = preference_pair(&orpo, &c, &r);

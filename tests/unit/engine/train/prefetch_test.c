@@ -17,7 +17,7 @@ static void open_rows(struct sets *s, struct train_params *p)
     struct err e = {0};
     *s = (struct sets){.data = rows_make(60, VOCAB, 3)};
     struct train_job job = {.p = *p, .data = s->data};
-    if (train_rows_open(&s->rows, &s->eval, &job, p, VOCAB, &left_out, &e)) fail_msg("%s", e.msg);
+    if (train_rows_open(&s->rows, &s->eval, &job, p, VOCAB, -1, &left_out, &e)) fail_msg("%s", e.msg);
 }
 
 static void close_rows(struct sets *s)
@@ -67,7 +67,7 @@ static void test_in_order(void **state)
             struct microbatches_step b = train_rows_step(&here.rows, step);
             uint64_t tokens = 0;
             for (uint32_t i = 0; i < b.n_micro; taken++) {
-                const struct prefetched *got = prefetch_take(f, step, i);
+                const struct prefetched *got = prefetch_take(f, step, 0, i);
                 assert_int_equal(got->from, i);
                 assert_true(got->to > i && (several || got->to == i + 1));
                 assert_int_equal(got->n_units, b.n_micro);
@@ -101,7 +101,7 @@ static void test_out_of_order(void **state)
     struct micro want;
     micro_open(&want, 200, 64);
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
-        const struct prefetched *got = prefetch_take(f, steps[i], 0);
+        const struct prefetched *got = prefetch_take(f, steps[i], 0, 0);
         struct microbatches_step b = train_rows_step(&here.rows, steps[i]);
         micro_fill(&want, &here.rows, &b, 0, got->to, 0);
         same_micro(&want, &got->micro);
@@ -119,11 +119,60 @@ static void test_out_of_order(void **state)
     prefetch_close(NULL);
 }
 
+static void take_slots(uint32_t lowest, uint32_t end, uint32_t stride)
+{
+    struct train_params p = small_steps();
+    struct sets here, there;
+    p.grad_slots = 8;
+    p.batch_tokens = 150;
+    open_rows(&here, &p);
+    open_rows(&there, &p);
+    struct prefetch *f = prefetch_open(&there.rows, 48, 64, true, true);
+    struct micro want;
+    int empty = 0, taken = 0;
+    micro_open(&want, 48, 64);
+    prefetch_slots(f, lowest, end, stride);
+    for (int64_t step = 0; step < here.rows.before[3]; step++) {
+        struct microbatches_step b = train_rows_step(&here.rows, step);
+        for (uint32_t slot = lowest; slot < end; slot += stride) {
+            const struct prefetched *got;
+            uint32_t from = 0, first = b.slot[slot];
+            do {
+                got = prefetch_take(f, step, slot, from);
+                assert_int_equal(got->n_units, b.slot[slot + 1] - first);
+                assert_int_equal(got->targets, train_rows_targets(&here.rows, &b));
+                empty += !got->n_units;
+                if (!got->n_units) break;
+                uint64_t tokens = 0;
+                for (uint32_t i = 0; i < first + from; i++) tokens += (uint64_t)train_rows_tokens(&here.rows, &b, i);
+                micro_fill(&want, &here.rows, &b, first + from, first + got->to, tokens);
+                same_micro(&want, &got->micro);
+                from = got->to;
+                taken++;
+            } while (from < got->n_units);
+        }
+    }
+    assert_true(empty > 0 && taken > 20);
+    micro_close(&want);
+    prefetch_close(f);
+    close_rows(&here);
+    close_rows(&there);
+}
+
+/* Those slots of each step that a rank has, some of them without rows. */
+static void test_slots(void **state)
+{
+    (void)state;
+    take_slots(2, 6, 1);
+    take_slots(1, 8, 2);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_in_order),
         cmocka_unit_test(test_out_of_order),
+        cmocka_unit_test(test_slots),
     };
     rig_begin(argc, argv);
     return cmocka_run_group_tests_name("prefetch", tests, NULL, NULL);

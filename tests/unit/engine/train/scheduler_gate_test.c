@@ -266,6 +266,37 @@ static void test_queue(void **state)
     dev_close(d);
 }
 
+static int trims;
+
+static void count_trim(struct dev *d)
+{
+    (void)d;
+    trims++;
+}
+
+static void test_scratch(void **state)
+{
+    (void)state;
+    struct dev_ops ops = {.trim = count_trim}, none = {0};
+    struct dev d = {.ops = &ops}, host = {.ops = &none};
+    struct scheduler_gate *g = scheduler_gate_new(NULL, NULL, NULL);
+    trims = 0;
+    scheduler_gate_keep_scratch(g);
+    scheduler_gate_keep_scratch(g);
+    scheduler_gate_drop_scratch(g, &d);
+    assert_int_equal(trims, 0); /* the other trainer still needs it */
+    scheduler_gate_keep_scratch(g);
+    scheduler_gate_drop_scratch(g, &d);
+    assert_int_equal(trims, 0);
+    scheduler_gate_drop_scratch(g, &d);
+    assert_int_equal(trims, 1);
+    scheduler_gate_keep_scratch(NULL);
+    scheduler_gate_drop_scratch(NULL, &d);
+    assert_int_equal(trims, 2);
+    scheduler_gate_drop_scratch(NULL, &host);
+    scheduler_gate_free(g);
+}
+
 static void test_share(void **state)
 {
     (void)state;
@@ -289,7 +320,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_null_is_open), cmocka_unit_test(test_interleaved), cmocka_unit_test(test_stop),
         cmocka_unit_test(test_rates),        cmocka_unit_test(test_rows),        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_share),        cmocka_unit_test(test_queue),
+        cmocka_unit_test(test_share),        cmocka_unit_test(test_queue),       cmocka_unit_test(test_scratch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -449,6 +449,11 @@ static void test_variables_of_kubernetes(void **state)
     for (size_t i = 0; i < sizeof injected / sizeof *injected; i++)
         assert_complains(injected[i][0], injected[i][1], NULL);
     assert_complains("TANDEM_PORT", "tcp://10.96.0.7:80", "enableServiceLinks");
+    assert_complains("TANDEM_KV_EVENTS", "tcp://router:5557", NULL); /* no link, but an endpoint */
+    setenv("TANDEM_KV_EVENTS", "tcp://router:5557", 1);
+    assert_int_equal(parse(CMD_SERVE, (char *[]){NULL}), 0);
+    assert_string_equal(s.kv_events, "tcp://router:5557");
+    unsetenv("TANDEM_KV_EVENTS");
     setenv("TANDEM_PORT", "tcp://10.96.0.7:80", 1);
     assert_int_equal(parse(CMD_SERVE, (char *[]){NULL}), 0);
     assert_int_equal(s.port, 8080);

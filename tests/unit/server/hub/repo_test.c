@@ -67,6 +67,7 @@ static void test_paths_and_mistakes(void **state)
         const char *text, *says;
     } wrong[] = {
         {"a/b--c", "has --"},
+        {"datasets/a", "is of data sets"},
         {"a/b..c", "has .."},
         {"a/b.git", "ends with .git"},
         {"a/b.", "ends with . or -"},

@@ -214,53 +214,76 @@ static enum train_method method_of(const char *field)
     } of[] = {{"beta", TRAIN_DPO},
               {"label_smoothing", TRAIN_DPO},
               {"gamma", TRAIN_SIMPO},
+              {"center_rewards_coefficient", TRAIN_REWARD},
+              {"teacher_top_k", TRAIN_DISTILL},
               {"desirable_weight", TRAIN_KTO},
-              {"undesirable_weight", TRAIN_KTO}};
+              {"undesirable_weight", TRAIN_KTO},
+              {"samples", TRAIN_GRPO},
+              {"prompts_per_step", TRAIN_GRPO},
+              {"max_new_tokens", TRAIN_GRPO},
+              {"temperature", TRAIN_GRPO},
+              {"num_iterations", TRAIN_GRPO},
+              {"clip_low", TRAIN_GRPO},
+              {"clip_high", TRAIN_GRPO}};
     for (size_t i = 0; i < sizeof of / sizeof *of; i++)
         if (!strcmp(of[i].field, field)) return of[i].method;
     return strncmp(field, "lora", 4) ? TRAIN_FULL : TRAIN_LORA;
+}
+
+/* A field at the limits of its range, and beyond them.  @return whether it has one. */
+static bool check_limits(const cJSON *f)
+{
+    const struct model_config c = {.max_len = 1048576};
+    const struct train_range *r = train_range(f->string);
+    struct train_params p;
+    struct buf one = {0};
+    bool whole = f->valuedouble == (int64_t)f->valuedouble && r && r->max == (int64_t)r->max;
+    assert_true((r != NULL) == (cJSON_IsNumber(f) && strcmp(f->string, "seed") != 0));
+    if (!r) return false;
+    const double inside[] = {r->above_min ? nextafter(r->min, 1) : r->min, r->max};
+    const double beyond[] = {r->above_min ? r->min : r->min - (whole ? 1 : 1e-9), r->max + (whole ? 1 : 1e-9)};
+    for (int side = 0; side < 4; side++) {
+        double v = side < 2 ? inside[side] : beyond[side - 2];
+        if (whole && v != (int64_t)v) continue; /* "above 0" of what is a number */
+        buf_clear(&one);
+        buf_printf(&one, "{\"%s\":%.17g}", f->string, v);
+        cJSON *tree = parse(one.data);
+        struct json_at at = {.obj = tree, .path = "h", .e = &e};
+        train_params_default(&p, method_of(f->string));
+        if (p.method == TRAIN_GRPO) p.samples = p.prompts_per_step = 2, p.max_length = 1048576;
+        assert_int_equal(train_params_read(&at, &p), side < 2);
+        if (side < 2 && train_params_check(&p, &c, &e)) fail_msg("%s: %s", one.data, e.msg);
+        cJSON_Delete(tree);
+    }
+    buf_free(&one);
+    return true;
 }
 
 /* A number at a limit, or the next beyond it, is one thing to the reader of requests and to the engine; and what has to
  * be less than 1 is so in the floats of the arithmetic, too. */
 static void test_one_set_of_limits(void **state)
 {
-    const struct model_config c = {.max_len = 1048576};
     struct train_params p;
-    struct buf all = {0}, one = {0};
-    int n = 0;
+    struct buf all = {0}, sampled = {0};
+    int n = 0, n_sampled = 0;
     (void)state;
     train_params_default(&p, TRAIN_FULL);
     train_params_put(&all, &p);
-    cJSON *names = parse(all.data);
-    for (const cJSON *f = names->child; f; f = f->next) {
-        const struct train_range *r = train_range(f->string);
-        bool whole = f->valuedouble == (int64_t)f->valuedouble && r && r->max == (int64_t)r->max;
-        assert_true((r != NULL) == (cJSON_IsNumber(f) && strcmp(f->string, "seed") != 0));
-        if (!r) continue;
-        const double inside[] = {r->above_min ? nextafter(r->min, 1) : r->min, r->max};
-        const double beyond[] = {r->above_min ? r->min : r->min - (whole ? 1 : 1e-9), r->max + (whole ? 1 : 1e-9)};
-        for (int side = 0; side < 4; side++) {
-            double v = side < 2 ? inside[side] : beyond[side - 2];
-            if (whole && v != (int64_t)v) continue; /* "above 0" of what is a number */
-            buf_clear(&one);
-            buf_printf(&one, "{\"%s\":%.17g}", f->string, v);
-            cJSON *tree = parse(one.data);
-            struct json_at at = {.obj = tree, .path = "h", .e = &e};
-            train_params_default(&p, method_of(f->string));
-            assert_int_equal(train_params_read(&at, &p), side < 2);
-            if (side < 2 && train_params_check(&p, &c, &e)) fail_msg("%s: %s", one.data, e.msg);
-            cJSON_Delete(tree);
-        }
-        n++;
-    }
-    assert_true(n > 20);
+    train_params_default(&p, TRAIN_GRPO);
+    train_params_put(&sampled, &p);
+    cJSON *names = parse(all.data), *of_grpo = parse(sampled.data);
+    for (const cJSON *f = names->child; f; f = f->next) n += check_limits(f);
+    for (const cJSON *f = of_grpo->child; f; f = f->next)
+        if (!cJSON_HasObjectItem(names, f->string) && strcmp(f->string, "adam_epsilon") != 0)
+            n_sampled += check_limits(f);
+    assert_true(n > 20 && n_sampled == 7);
     static const char *const below_one[] = {"beta1", "beta2", "dropout", "ema_decay", "lora_dropout"};
     for (size_t i = 0; i < sizeof below_one / sizeof *below_one; i++)
         assert_true((float)train_range(below_one[i])->max < 1);
+    cJSON_Delete(of_grpo);
     cJSON_Delete(names);
     buf_free(&all);
-    buf_free(&one);
+    buf_free(&sampled);
 }
 
 static void test_a_job_is_stored_as_it_was_asked(void **state)

@@ -205,48 +205,11 @@ static void limits(void **state)
     jpool_free(p);
 }
 
-#define CALL(x) "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": " x "}}\n</tool_call>"
-
-/* Texts with calls in them: free but for the calls. */
-static void may_call(void **state)
-{
-    static const struct {
-        const char *text;
-        bool good;
-    } cases[] = {
-        {"", true},
-        {"a < b <tool <<tool_cal", true},
-        {"<tool_call>", false},
-        {"I look.\n" CALL("1"), true},
-        {CALL("1") "<" CALL("2") " So.", true},
-        {CALL("3"), false},
-        {"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}", false},
-        {CALL("1") "\n<tool_call>", false},
-        {"<think>a <tool_call> b</think>So.", true},
-        {"<think>a <tool_call> b", true},
-        {"<think>a</think>\n<tool_call>b", false},
-        {"<think>a</think>\n" CALL("1"), true},
-    };
-    struct constraint_request ask = {0};
-    struct err e = {0};
-    cJSON *calls = parse("{\"shape\":[\"\",\"<tool_call>\\n{\\\"name\\\": \\\"\",\"\\\", \\\"arguments\\\": \","
-                         "\"}\\n</tool_call>\",\"\\n\",\"\",\"\"],\"arguments\":0,\"many\":false,\"tools\":[{\"name\":"
-                         "\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"x\":{\"enum\":[1,2]}},"
-                         "\"required\":[\"x\"],\"additionalProperties\":false}}]}");
-    (void)state;
-    assert_true(constraint_set_calls(&ask, "tools", calls, "<tool_call>", &e));
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        if (matches(&ask, cases[i].text) != cases[i].good) fail_msg("%s", cases[i].text);
-    json_free(calls);
-    constraint_request_free(&ask);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tgi_forms), cmocka_unit_test(openai_forms), cmocka_unit_test(between_texts),
-        cmocka_unit_test(may_call),  cmocka_unit_test(too_long),     cmocka_unit_test(lengths),
-        cmocka_unit_test(limits),
+        cmocka_unit_test(too_long),  cmocka_unit_test(lengths),      cmocka_unit_test(limits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,7 +9,6 @@
  * Written with intrinsics, compilers spilled the accumulators or joined chains, and kernels exceeded the "ceiling". */
 #include "kernels/ceilings.h"
 
-#include "kernels/amx.h"
 #include "kernels/cuda/runtime/ceilings.h"
 #include "kernels/dev.h"
 
@@ -21,10 +20,7 @@
 #include <time.h>
 
 #if defined(__x86_64__)
-#include <cpuid.h>
 #include <immintrin.h>
-#elif defined(__aarch64__)
-#include <sys/auxv.h>
 #endif
 
 #ifdef TANDEM_SANITIZED /* the figures would mean nothing, and measuring takes time */
@@ -206,6 +202,17 @@ LOOP(mac_f32_avx2, "avx2", YMM_ZERO, YMM_ALL("vfmadd231ps"), LOW, HIGH)
     ", %%ymm" #sum ", %%ymm" #sum "\n"
 LOOP(mac_int8_avx2, "avx2", YMM_ZERO,
      MADD(0, 8) MADD(1, 9) MADD(2, 10) MADD(3, 11) MADD(4, 12) MADD(5, 13) MADD(6, 8) MADD(7, 9), LOW, HIGH)
+
+/* The same with one factor of four bits: the sums of eight such products fit into 16 bits, so pairs are added there and
+ * widened once. Four pairs of sums in registers 4 to 7, each with a temporary one. */
+#define SHORT(sum, tmp)                                                                                                \
+    "vpmaddubsw %%ymm14, %%ymm15, %%ymm" #tmp "\nvpaddw %%ymm" #tmp ", %%ymm" #sum ", %%ymm" #sum "\n"
+#define SHORT_4 SHORT(4, 8) SHORT(5, 9) SHORT(6, 10) SHORT(7, 11)
+#define WIDEN(sum, of)                                                                                                 \
+    "vpmaddwd %%ymm14, %%ymm" #of ", %%ymm" #of "\nvpaddd %%ymm" #of ", %%ymm" #sum ", %%ymm" #sum "\n"
+LOOP(mac_int4_avx2, "avx2", YMM_ZERO,
+     SHORT_4 SHORT_4 SHORT_4 SHORT_4 SHORT_4 SHORT_4 SHORT_4 SHORT_4 WIDEN(0, 4) WIDEN(1, 5) WIDEN(2, 6) WIDEN(3, 7),
+     LOW, HIGH)
 #elif defined(__aarch64__)
 enum { SUMS = 16 };
 #define SUM(op, of, n) op " v" #n ".4s, v30." of ", v31." of "\n"
@@ -227,47 +234,50 @@ LOOP(mac_bf16_neon, "bfmmla", "8h")
 LOOP(mac_f32_neon, "fmla", "4s")
 #endif
 
-/* ---- what this machine has --------------------------------------------------------------------------------------- */
+/* ---- what a level has ------------------------------------------------------------------------------------------- */
 
 struct unit {
     mac_fn *run; /* NULL: none */
     double macs; /* per loop */
 };
 
-enum { UNIT_INT8, UNIT_BF16, UNIT_F32, UNITS };
+enum { UNIT_INT8, UNIT_INT4, UNIT_BF16, UNIT_F32, UNITS };
 
 struct machine {
     read_fn *read;
     struct unit unit[UNITS];
 };
 
-static struct machine machine_look(void)
+/* The units that a level's kernels use; a device of the level exists, so the machine has them. Reading is the machine's
+ * own. */
+static struct machine machine_look(const char *level)
 {
-    struct machine m = {read_portable, {{mac_int8_portable, DOT}, {NULL, 0}, {mac_f32_portable, 32}}};
+    struct machine m = {read_portable, {[UNIT_INT8] = {mac_int8_portable, DOT}, [UNIT_F32] = {mac_f32_portable, 32}}};
 #if defined(__x86_64__)
-    unsigned a = 0, b, c, d; /* raw cpuid bits: older compilers do not know the names of these two features */
-    bool more = __get_cpuid_count(7, 1, &a, &b, &c, &d), avx_vnni = more && (a >> 4 & 1), bf16 = more && (a >> 5 & 1);
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        m.read = read_avx2;
-        m.unit[UNIT_INT8] = avx_vnni ? (struct unit){mac_int8_avxvnni, 14 * 32} : (struct unit){mac_int8_avx2, 8 * 32};
+    bool avx = !strncmp(level, "avx", 3), vnni = !strcmp(level, "avxvnni"), bf16 = !strcmp(level, "avx512bf16"), amx = !strcmp(level, "amx");
+    if (__builtin_cpu_supports("avx2")) m.read = read_avx2;
+    if (__builtin_cpu_supports("avx512f")) m.read = read_avx512;
+    if (avx || amx) {
+        m.unit[UNIT_INT8] = vnni ? (struct unit){mac_int8_avxvnni, 14 * 32} : (struct unit){mac_int8_avx2, 8 * 32};
+        if (!vnni) m.unit[UNIT_INT4] = (struct unit){mac_int4_avx2, 32 * 32};
         m.unit[UNIT_F32] = (struct unit){mac_f32_avx2, 14 * 8};
     }
-    if (__builtin_cpu_supports("avx512f")) {
-        m.read = read_avx512;
+    if (amx || bf16 || !strcmp(level, "avx512")) {
+        m.unit[UNIT_INT8] = (struct unit){mac_int8_avx512, 16 * 64};
+        m.unit[UNIT_INT4] = (struct unit){NULL, 0};
         m.unit[UNIT_F32] = (struct unit){mac_f32_avx512, 16 * 16};
-        if (__builtin_cpu_supports("avx512vnni")) m.unit[UNIT_INT8] = (struct unit){mac_int8_avx512, 16 * 64};
-        if (bf16) m.unit[UNIT_BF16] = (struct unit){mac_bf16_avx512, 16 * 32};
     }
-    if (amx_permitted()) {
+    if (bf16) m.unit[UNIT_BF16] = (struct unit){mac_bf16_avx512, 16 * 32};
+    if (amx) {
         m.unit[UNIT_INT8] = (struct unit){mac_int8_amx, TILE_BYTES};
         m.unit[UNIT_BF16] = (struct unit){mac_bf16_amx, TILE_BYTES / 2.0};
     }
 #elif defined(__aarch64__)
-    unsigned long more = getauxval(AT_HWCAP2);
+    if (strncmp(level, "neon", 4) != 0 && strcmp(level, "i8mm") != 0) return m;
+    m.unit[UNIT_INT8] = (struct unit){mac_int8_neon, SUMS * 16};
     m.unit[UNIT_F32] = (struct unit){mac_f32_neon, SUMS * 4};
-    if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) m.unit[UNIT_INT8] = (struct unit){mac_int8_neon, SUMS * 16};
-    if (more & HWCAP2_I8MM) m.unit[UNIT_INT8] = (struct unit){mac_int8_i8mm, SUMS * 32};
-    if (more & HWCAP2_BF16) m.unit[UNIT_BF16] = (struct unit){mac_bf16_neon, SUMS * 16};
+    if (strcmp(level, "neon") != 0) m.unit[UNIT_INT8] = (struct unit){mac_int8_i8mm, SUMS * 32};
+    if (!strcmp(level, "neonbf16")) m.unit[UNIT_BF16] = (struct unit){mac_bf16_neon, SUMS * 16};
 #endif
     return m;
 }
@@ -411,7 +421,7 @@ int dev_ceilings(struct dev *d, size_t read_bytes, struct ceilings *out)
     if (!strcmp(d->ops->name, "cuda")) return cuda_ceilings(d, read_bytes, out);
 #endif
     if (!d->ops->host_memory) return 0;
-    struct probe p = {.machine = machine_look(), .threads = d->ops->on_threads ? d->threads : 1};
+    struct probe p = {.machine = machine_look(d->level), .threads = d->ops->on_threads ? d->threads : 1};
     if (read_bytes > READ_MAX) read_bytes = READ_MAX;
     p.share = read_bytes / (size_t)p.threads / HUGE_PAGE * HUGE_PAGE;
     if (!p.share) p.share = HUGE_PAGE;
@@ -433,7 +443,12 @@ int dev_ceilings(struct dev *d, size_t read_bytes, struct ceilings *out)
     free(p.stamp);
     qsort(p.pass, (size_t)p.passes, sizeof *p.pass, by_rate);
     double read = p.passes ? p.pass[p.passes / 2] : p.read;
-    *out = (struct ceilings){read, p.rate[UNIT_INT8], p.rate[UNIT_BF16], p.rate[UNIT_F32], p.share * (size_t)p.threads};
+    *out = (struct ceilings){.read_bytes_per_s = read,
+                             .int8_macs_per_s = p.rate[UNIT_INT8],
+                             .int4_macs_per_s = p.rate[p.machine.unit[UNIT_INT4].run ? UNIT_INT4 : UNIT_INT8],
+                             .bf16_macs_per_s = p.rate[UNIT_BF16],
+                             .f32_macs_per_s = p.rate[UNIT_F32],
+                             .read_bytes = p.share * (size_t)p.threads};
     return 0;
 }
 
@@ -441,6 +456,7 @@ void ceilings_add(struct ceilings *sum, const struct ceilings *c, double share)
 {
     sum->read_bytes_per_s += c->read_bytes_per_s * share;
     sum->int8_macs_per_s += c->int8_macs_per_s * share;
+    sum->int4_macs_per_s += c->int4_macs_per_s * share;
     sum->bf16_macs_per_s += c->bf16_macs_per_s * share;
     sum->f32_macs_per_s += c->f32_macs_per_s * share;
     sum->read_bytes = c->read_bytes;

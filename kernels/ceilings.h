@@ -1,8 +1,8 @@
-/* Measured peak rates of the machine, with which everything else is compared.
+/* Measured peak rates of a device, with which everything else is compared.
  *
- * The rates are the machine's, not the instruction-set level's: a device that was told to use a lower level is
- * measured against the same numbers. Of matrix units (AMX) only int8 is counted. Rates on shared machines
- * drift, so measure in the same process as what is compared, more than once, and take the mean.
+ * Reading is the machine's rate, multiplying that of the level's instructions: a device that was told to use a lower
+ * level is measured against what these can do. Rates on shared machines drift, so measure in the same process as what
+ * is compared, more than once, and take the mean.
  *
  * On a GPU: bytes read and written by device-to-device copies, and the rates of large GEMMs by cuBLASLt, all timed
  * by CUDA events. On simt the figures mean nothing. */
@@ -15,7 +15,8 @@ struct ceilings {
     double read_bytes_per_s; /* memory, read by all of the device's threads at once */
     /* multiply-adds per second of all threads, on registers; 0: the machine has no such unit */
     double int8_macs_per_s; /* exact 32-bit sums: tdpbusd, vpdpbusd, or AVX2 instructions that do the same; smmla, sdot */
-    double bf16_macs_per_s; /* vdpbf16ps; bfmmla, which rounds too differently for the kernels */
+    double int4_macs_per_s; /* the same where one factor has four bits: AVX2 adds several products in 16 bits first */
+    double bf16_macs_per_s; /* vdpbf16ps, tdpbf16ps; bfmmla, which rounds too differently for the kernels */
     double f32_macs_per_s;  /* fused multiply-adds; in plain C a multiplication and an addition */
     size_t read_bytes;      /* size of the buffer that was read */
 };

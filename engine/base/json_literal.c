@@ -93,6 +93,10 @@ static size_t place_before(const struct buf *tagged, size_t at)
 
 cJSON *json_literal_parse(const char *text, size_t n, const char **end)
 {
+    if (!n) { /* text may be NULL, and no offset may be added to it */
+        if (end) *end = text;
+        return NULL;
+    }
     struct buf tagged = {0};
     const char *stopped = NULL;
     buf_str(&tagged, "");

@@ -17,7 +17,7 @@ bool json_literal_needed(const char *literal, size_t n);
 /* Turns tagged strings back into numbers, in the item, its later siblings and their children. */
 void json_literal_restore(cJSON *item);
 /* cJSON_ParseWithLengthOpts with literals; *end (may be NULL) is the end of the value or of the valid part.  The text
- * must be valid UTF-8. */
+ * must be valid UTF-8; NULL if n is 0. */
 cJSON *json_literal_parse(const char *text, size_t n, const char **end);
 /* Prints a value on one line, with numbers as in the source; they are raw text in it afterwards (cJSON_Raw).  @return
  * text to be freed with cJSON_free; NULL: no memory. */

@@ -41,7 +41,7 @@ static bool is_integer(const char *weight_type)
 /* The rate of the best unit for weights of this type. */
 static double unit_rate(const char *weight_type, const struct ceilings *c)
 {
-    if (is_integer(weight_type)) return c->int8_macs_per_s;
+    if (is_integer(weight_type)) return strcmp(weight_type, "int4") == 0 ? c->int4_macs_per_s : c->int8_macs_per_s;
     bool bf16 = strcmp(weight_type, "bf16") == 0;
     return bf16 ? bench_bf16_rate(c) : c->f32_macs_per_s;
 }

@@ -128,14 +128,6 @@ static void drop(struct bench_all *b, void *p)
 
 /* ---- linear ------------------------------------------------------------------------------------------------------ */
 
-static double unit_ceiling(const struct bench_all *b, enum dtype t)
-{
-    const struct ceilings *c = &b->c;
-    if (t == DT_I8 || t == DT_I4 || t == DT_BLOCK) return c->int8_macs_per_s;
-    bool bf16 = t == DT_BF16 || t == DT_F8 || (t == DT_NF4 && b->d->ops->rounds_more);
-    return bf16 ? bench_bf16_rate(c) : c->f32_macs_per_s;
-}
-
 /* What llama.cpp calls Q8_0, Q4_K and Q6_K. */
 static const struct block_kind {
     const char *name;
@@ -144,6 +136,15 @@ static const struct block_kind {
 } block_kinds[] = {{"block q8_0", {.bits = 8, .group = 32, .super = 32}, false},
                    {"block q4_k", {.bits = 4, .group = 32, .super = 256}, true},
                    {"block q6_k", {.bits = 6, .group = 16, .super = 256}, false}};
+
+static double unit_ceiling(const struct bench_all *b, enum dtype t)
+{
+    const struct ceilings *c = &b->c;
+    if (t == DT_I4 || (t == DT_BLOCK && b->block->form.bits <= 4)) return c->int4_macs_per_s;
+    if (t == DT_I8 || t == DT_BLOCK) return c->int8_macs_per_s;
+    bool bf16 = t == DT_BF16 || t == DT_F8 || (t == DT_NF4 && b->d->ops->rounds_more);
+    return bf16 ? bench_bf16_rate(c) : c->f32_macs_per_s;
+}
 
 static const char *kind_name(const struct bench_all *b, enum dtype t)
 {

@@ -36,9 +36,37 @@ INLINE vf group_minimum(const struct block_form *f, const uint8_t *super, int in
     return v_mul(minimum, v_load_u8(super + block_sub_mins_at(f) + in * PAIR + panel * PANEL));
 }
 
-/* Adds the products of one step of 16 or 32 columns. */
-INLINE void step_dot(vi acc[R_MAX][P_MAX], enum block_codes codes, const uint8_t *line, vl table, const int8_t *q,
-                     const int R, const int P)
+/* Bits of the codes of a step as the kernels take them; more than 6: any byte. */
+INLINE int codes_bits(enum block_codes codes)
+{
+    return codes == CODES_4 ? 4 : codes == CODES_5 ? 5 : codes == CODES_6 ? 6 : 8;
+}
+
+#ifdef SHORT_SUMS
+/* step_dot of codes up to 6 bits. */
+INLINE void step_dot_short(vi acc[R_MAX][P_MAX], enum block_codes codes, const int bits, const uint8_t *line, vl table,
+                           const int8_t *q, const int R, const int P)
+{
+    const int each = SHORT_SUMS(bits) < 4 ? SHORT_SUMS(bits) : 4; /* a step of 16 columns has four vectors */
+    UNROLL for (int i = 0; i < codes_step(codes) / 4; i += each)
+    {
+        vi sum[R_MAX][P_MAX];
+        FOR_R FOR_P sum[r][p] = i_zero();
+        UNROLL for (int n = 0; n < each; n++)
+        {
+            vb wk[P_MAX];
+            FOR_P wk[p] = codes == CODES_8 ? b_load(line + p * 64 + (i + n) * (4 * PAIR))
+                                           : codes_vector(line + p * 64, codes, table, i + n);
+            FOR_R FOR_P sum[r][p] = s_dot_u(sum[r][p], wk[p], q + 4 * ((i + n) * R + r));
+        }
+        FOR_R FOR_P acc[r][p] = i_add_short(acc[r][p], sum[r][p]);
+    }
+}
+#endif
+
+/* Adds the products of one step of 16 or 32 columns. bits: of the codes. */
+INLINE void step_dot(vi acc[R_MAX][P_MAX], enum block_codes codes, const int bits, const uint8_t *line, vl table,
+                     const int8_t *q, const int R, const int P)
 {
 #ifdef VEC_MATRICES
     UNROLL for (int i = 0; i < codes_step(codes) / 4; i += 2)
@@ -48,6 +76,12 @@ INLINE void step_dot(vi acc[R_MAX][P_MAX], enum block_codes codes, const uint8_t
         eight_columns(acc, wk[0], wk[1], q + 4 * i * R, R, P);
     }
 #else
+#ifdef SHORT_SUMS
+    if (bits <= 6) {
+        step_dot_short(acc, codes, bits, line, table, q, R, P);
+        return;
+    }
+#endif
     UNROLL for (int i = 0; i < codes_step(codes) / 4; i++)
     {
         vb wk[P_MAX];
@@ -91,15 +125,15 @@ INLINE void block_grouped(const struct lin_job *j, const struct block *b, enum b
     for (int g = 0; g < f->n_groups; g += f->per_super) {
         const uint8_t *w = super + f->head;
         int n = f->n_groups - g < f->per_super ? f->n_groups - g : f->per_super;
-        for (size_t line = 0; line < f->head; line += 64) ahead = prefetch(ahead, stride, R);
+        for (size_t line = 0; line < f->head; line += 64) ahead = prefetch(ahead, stride, R, BLOCK_ROWS_CODES);
         for (int in = 0; in < n; in++) {
             int32_t sum[R_MAX];
             vi acc[R_MAX][P_MAX];
             sums = group_start(acc, sum, sums, each, zero, R, P);
             for (int k = 0; k < f->group; k += codes_step(codes), w += codes_bytes(codes)) {
                 UNROLL for (size_t line = 0; line < codes_bytes(codes); line += 64 * 2) FOR_P ahead =
-                    prefetch(ahead, stride, R);
-                step_dot(acc, codes, w + b->panel * 64, table, q, R, P);
+                    prefetch(ahead, stride, R, BLOCK_ROWS_CODES);
+                step_dot(acc, codes, codes_bits(codes), w + b->panel * 64, table, q, R, P);
                 q += codes_step(codes) * R;
             }
             sums_pair(acc, R, P);
@@ -120,14 +154,17 @@ INLINE void block_grouped(const struct lin_job *j, const struct block *b, enum b
     STORE_QUANTISED(v_fma(total[r][p], v_set1(j->q_step[b->row + r]), from))
 }
 
-/* The same for an expanded pair (block_wide), which is in the core's cache; a group prefetches b->lines lines. */
-INLINE void block_expanded(const struct lin_job *j, const struct block *b, const bool minimum, const int R, const int P)
+/* The same for an expanded pair (block_wide), which is in the core's cache; a group prefetches b->lines lines. bits: of
+ * the codes before, where they are multiplied in another way if they are small; else 8. */
+INLINE void block_expanded(const struct lin_job *j, const struct block *b, const int bits, const bool minimum,
+                           const int R, const int P)
 {
     const struct block_form *f = b->form;
     const uint8_t *w = b->w, *ahead = b->ahead;
     const int8_t *q = j->q + (size_t)b->row * j->q_ld;
     const int32_t *sums = j->q_sum + (size_t)b->row * j->w->n_groups;
-    const int each = f->group / j->w->group, zero = f->zero + W_LESS, group = f->group, lines = b->lines;
+    const int each = f->group / j->w->group, zero = f->zero + (bits <= 6 ? 0 : W_LESS);
+    const int group = f->group, lines = b->lines;
     vf total[R_MAX][P_MAX];
     FOR_R FOR_P total[r][p] = v_zero();
     for (int g = 0; g < f->n_groups; g++) {
@@ -138,7 +175,7 @@ INLINE void block_expanded(const struct lin_job *j, const struct block *b, const
         w += PAIR * sizeof(float) * (minimum ? 2 : 1);
         for (int i = 0; i < lines; i++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
         for (int k = 0; k < group; k += 16, w += codes_bytes(CODES_8), q += 16 * R)
-            step_dot(acc, CODES_8, w + b->panel * 64, b_table(f->table, true), q, R, P);
+            step_dot(acc, CODES_8, bits, w + b->panel * 64, b_table(f->table, true), q, R, P);
         sums_pair(acc, R, P);
         FOR_P
         {
@@ -157,10 +194,20 @@ INLINE void block_expanded(const struct lin_job *j, const struct block *b, const
     STORE_QUANTISED(v_fma(total[r][p], v_set1(j->q_step[b->row + r]), from))
 }
 
-#define BLOCK_OF_WIDE(j, b, R, P) block_expanded(j, b, false, R, P)
-#define BLOCK_OF_WIDE_MIN(j, b, R, P) block_expanded(j, b, true, R, P)
+#define BLOCK_OF_WIDE(j, b, R, P) block_expanded(j, b, 8, false, R, P)
+#define BLOCK_OF_WIDE_MIN(j, b, R, P) block_expanded(j, b, 8, true, R, P)
 BLOCK_FN(blocks_of_wide, BLOCK_ROWS_CODES, BLOCK_ROWS_CODES_2, BLOCK_OF_WIDE)
 BLOCK_FN(blocks_of_wide_min, BLOCK_ROWS_CODES, BLOCK_ROWS_CODES_2, BLOCK_OF_WIDE_MIN)
+#ifdef SHORT_SUMS
+#define BLOCK_OF_WIDE_5(j, b, R, P) block_expanded(j, b, 5, false, R, P)
+#define BLOCK_OF_WIDE_5_MIN(j, b, R, P) block_expanded(j, b, 5, true, R, P)
+#define BLOCK_OF_WIDE_6(j, b, R, P) block_expanded(j, b, 6, false, R, P)
+#define BLOCK_OF_WIDE_6_MIN(j, b, R, P) block_expanded(j, b, 6, true, R, P)
+BLOCK_FN(blocks_of_wide_5, BLOCK_ROWS_CODES, BLOCK_ROWS_CODES_2, BLOCK_OF_WIDE_5)
+BLOCK_FN(blocks_of_wide_5_min, BLOCK_ROWS_CODES, BLOCK_ROWS_CODES_2, BLOCK_OF_WIDE_5_MIN)
+BLOCK_FN(blocks_of_wide_6, BLOCK_ROWS_CODES, BLOCK_ROWS_CODES_2, BLOCK_OF_WIDE_6)
+BLOCK_FN(blocks_of_wide_6_min, BLOCK_ROWS_CODES, BLOCK_ROWS_CODES_2, BLOCK_OF_WIDE_6_MIN)
+#endif
 #define BLOCK_OF_4(j, b, R, P) block_grouped(j, b, CODES_4, R, P)
 #define BLOCK_OF_TABLE(j, b, R, P) block_grouped(j, b, CODES_TABLE, R, P)
 #define BLOCK_OF_5(j, b, R, P) block_grouped(j, b, CODES_5, R, P)
@@ -213,6 +260,16 @@ static void pair_expand(uint8_t *out, const uint8_t *super, const struct block_f
 
 /* ---- all blocks of a task -------------------------------------------------------------------------------------- */
 
+/* Multiplies a pair that was expanded from these codes. */
+static blocks_fn *expanded_fn(enum block_codes codes, bool minimum)
+{
+#ifdef SHORT_SUMS
+    if (codes == CODES_4 || codes == CODES_5) return minimum ? blocks_of_wide_5_min : blocks_of_wide_5;
+    if (codes == CODES_6) return minimum ? blocks_of_wide_6_min : blocks_of_wide_6;
+#endif
+    return minimum ? blocks_of_wide_min : blocks_of_wide;
+}
+
 /* expanded: scratch for a pair, or NULL to multiply the packed codes. */
 static void linear_block(const struct lin_job *j, int block0, int block1, int pair0, int pair1, uint8_t *expanded)
 {
@@ -227,25 +284,27 @@ static void linear_block(const struct lin_job *j, int block0, int block1, int pa
         const struct block_run *run = block_run_of(j->w, pair);
         struct block_form form = run->form;
         struct block b = {.pair = pair, .w = block_pair_of(j->w, run, pair), .up = up, .form = &form};
-        const uint8_t *next = b.w + form.pair_bytes;
+        /* of this thread's next pair, if it has the same form */
+        uintptr_t next = (uintptr_t)b.w + (size_t)(pair + 1 < pair1 ? 1 : 1 + j->skip) * form.pair_bytes;
         if (expanded) {
             pair_expand(expanded, b.w, &form);
             form = block_wide(&run->form);
             b.w = expanded;
         }
-        blocks_fn *fn = expanded ? form.minimum ? blocks_of_wide_min : blocks_of_wide : blocks[form.codes];
+        blocks_fn *fn = expanded ? expanded_fn(run->form.codes, form.minimum) : blocks[form.codes];
         for (int i = 0; i < n; i++) {
             b.row = lin_block_row(j, block0 + i);
             int rows = lin_block_row(j, block0 + i + 1) - b.row;
             b.ahead = b.w;
             b.stride = 0;
             b.lines = 0;
-            if (n == 1 && !expanded) {
+            b.once = n == 1 && !expanded;
+            if (b.once) {
                 b.ahead = (const uint8_t *)((uintptr_t)b.w + PREFETCH_FAR);
                 b.stride = 64;
             } else if (n <= PREFETCH_BLOCKS) {
                 size_t share = run->form.pair_bytes / (size_t)n;
-                b.ahead = (const uint8_t *)((uintptr_t)next + (size_t)i * share);
+                b.ahead = (const uint8_t *)(next + (size_t)i * share);
                 b.stride = share / (form.pair_bytes / 64);
                 b.lines = (int)(share / 64) / form.n_groups + 1;
             }

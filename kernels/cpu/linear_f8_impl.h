@@ -91,7 +91,7 @@ INLINE void f8_rows(const struct lin_job *j, const uint8_t *pair, int row, const
             FOR_R FOR_P acc[r][p] = v_zero();
             for (int i = 0; i + 4 <= n; i += 4, pair += F8_WORDS, x += step) {
                 FOR_P four[p] = i_load(pair + p * 64);
-                FOR_P prefetch((const uint8_t *)((uintptr_t)pair + PREFETCH_FAR + (size_t)p * 64), 0, R);
+                FOR_P prefetch((const uint8_t *)((uintptr_t)pair + PREFETCH_FAR + (size_t)p * 64), 0, R, BLOCK_ROWS_F);
                 f8_word(acc, four, x, ld, rounded, 4, R);
             }
             if (n % 4) {

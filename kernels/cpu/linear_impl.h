@@ -7,13 +7,14 @@
 
 #include "kernels/cpu/linear_store_impl.h"
 
-/* The hardware prefetcher stops at every page, and pairs of short rows are hardly longer. With few rows (R) there is
- * one block: its weights are used once and need not stay in the caches. But on Intel's processors, which the level
- * avx512 is for (see cpu.c), prefetches past the caches reach a little over half of the memory's rate. */
+/* The hardware prefetcher stops at every page, and pairs of short rows are hardly longer. With fewer rows (R) than a
+ * second block of `most` would leave there is one block: its weights are used once and need not stay in the caches. But
+ * on Intel's processors, which the level avx512 is for (see cpu.c), prefetches past the caches reach a little over half
+ * of the memory's rate. */
 enum { PREFETCH_ONCE = VEC_STREAMS ? 0 : 1 };
-INLINE const uint8_t *prefetch(const uint8_t *ahead, size_t stride, const int R)
+INLINE const uint8_t *prefetch(const uint8_t *ahead, size_t stride, const int R, const int most)
 {
-    if (R < 6)
+    if (R < (most + 1) / 2)
         __builtin_prefetch(ahead, 0, PREFETCH_ONCE);
     else
         __builtin_prefetch(ahead, 0, 2);
@@ -78,7 +79,7 @@ INLINE void block_float(const struct lin_job *j, enum dtype t, const struct bloc
     for (int k = 0; k < K; k++, w += 2 * line) {
         vf wk[P_MAX];
         FOR_P wk[p] = row_load(w + (size_t)p * line, t, 0);
-        FOR_P ahead = prefetch(ahead, b->stride, R);
+        FOR_P ahead = prefetch(ahead, b->stride, R, BLOCK_ROWS_F);
         FOR_R
         {
             vf xk = v_set1(x[(size_t)r * ld + k]);
@@ -103,7 +104,7 @@ INLINE void block_bf16(const struct lin_job *j, const struct block *b, const int
     for (int k = 0; k < K; k += 2, w += 128) {
         vi both[P_MAX];
         FOR_P both[p] = i_load(w + (size_t)p * 64);
-        FOR_P ahead = prefetch(ahead, b->stride, R);
+        FOR_P ahead = prefetch(ahead, b->stride, R, BLOCK_ROWS_F);
         FOR_R
         {
             vf xk = v_set1(x[(size_t)r * ld + k]);
@@ -135,7 +136,7 @@ INLINE void block_bf16_x(const struct lin_job *j, const struct block *b, const i
     for (int k = j->k0; k < j->k1; k += 2, w += 128, x += R) {
         vi wk[P_MAX];
         FOR_P wk[p] = i_load(w + (size_t)p * 64);
-        FOR_P ahead = prefetch(ahead, b->stride, R);
+        FOR_P ahead = prefetch(ahead, b->stride, R, BLOCK_ROWS_F);
         FOR_R FOR_P acc[r][p] = v_dot_bf16(acc[r][p], wk[p], x[r]);
     }
     ADD_SCALED
@@ -188,7 +189,7 @@ INLINE void block_i8(const struct lin_job *j, const struct block *b, const int R
     for (; k + 8 <= j->w->k_pad; k += 8, w += 256, q += 8 * R) {
         vb wk[2][P_MAX];
         for (int half = 0; half < 2; half++) FOR_P wk[half][p] = b_load(w + half * 128 + p * 64);
-        for (int half = 0; half < 2; half++) FOR_P ahead = prefetch(ahead, b->stride, R);
+        for (int half = 0; half < 2; half++) FOR_P ahead = prefetch(ahead, b->stride, R, BLOCK_ROWS_I8);
         eight_columns(acc, wk[0], wk[1], q, R, P);
     }
     sums_pair(acc, R, P);
@@ -196,11 +197,22 @@ INLINE void block_i8(const struct lin_job *j, const struct block *b, const int R
     for (; k < j->w->k_pad; k += 4, w += 128, q += 4 * R) {
         vb wk[P_MAX];
         FOR_P wk[p] = b_load(w + (size_t)p * 64);
-        FOR_P ahead = prefetch(ahead, b->stride, R);
+        FOR_P ahead = prefetch(ahead, b->stride, R, BLOCK_ROWS_I8);
         FOR_R FOR_P acc[r][p] = i_dot_s(acc[r][p], wk[p], q + 4 * r);
     }
     STORE_QUANTISED(v_fma(v_mul(i_to_f(acc[r][p]), v_set1(j->q_step[b->row + r])),
                           v_load(j->w->scale + b->pair * PAIR + panel * PANEL), from))
+}
+
+/* Eight columns of four-bit weights: the first four and the others. */
+INLINE void nibbles_load(vb low[P_MAX], vb high[P_MAX], const uint8_t *w, const int P)
+{
+    FOR_P
+    {
+        vb both = b_load(w + p * 64);
+        low[p] = b_low(both);
+        high[p] = b_high(both);
+    }
 }
 
 /* The group sums of a block have the layout of its activations, [group][R]. */
@@ -222,16 +234,25 @@ INLINE void block_i4_groups(const struct lin_job *j, const struct block *b, cons
         }
         sums_pair(acc, R, P);
         w += PAIR * sizeof *s;
+#ifdef SHORT_SUMS
+        for (int k = 0; k < group; k += 4 * SHORT_SUMS(4)) {
+            vi sum[R_MAX][P_MAX];
+            FOR_R FOR_P sum[r][p] = i_zero();
+            UNROLL for (int i = 0; i < SHORT_SUMS(4); i += 2, w += 128, q += 8 * R) {
+                vb low[P_MAX], high[P_MAX];
+                nibbles_load(low, high, w + b->panel * 64, P);
+                FOR_P ahead = prefetch(ahead, stride, R, BLOCK_ROWS_I4);
+                FOR_R FOR_P sum[r][p] = s_dot_u(sum[r][p], low[p], q + 4 * r);
+                FOR_R FOR_P sum[r][p] = s_dot_u(sum[r][p], high[p], q + 4 * (R + r));
+            }
+            FOR_R FOR_P acc[r][p] = i_add_short(acc[r][p], sum[r][p]);
+        }
+#else
         UNROLL_GROUP
         for (int k = 0; k < group; k += 8, w += 128, q += 8 * R) {
             vb low[P_MAX], high[P_MAX];
-            FOR_P
-            {
-                vb both = b_load(w + (b->panel + p) * 64);
-                low[p] = b_low(both);
-                high[p] = b_high(both);
-            }
-            FOR_P ahead = prefetch(ahead, stride, R);
+            nibbles_load(low, high, w + b->panel * 64, P);
+            FOR_P ahead = prefetch(ahead, stride, R, BLOCK_ROWS_I4);
 #ifdef VEC_MATRICES
             eight_columns(acc, low, high, q, R, P);
 #else
@@ -239,6 +260,7 @@ INLINE void block_i4_groups(const struct lin_job *j, const struct block *b, cons
             FOR_R FOR_P acc[r][p] = i_dot_u(acc[r][p], high[p], q + 4 * (R + r));
 #endif
         }
+#endif
         sums_pair(acc, R, P);
         FOR_P
         {
@@ -284,6 +306,13 @@ INLINE void block_i4(const struct lin_job *j, const struct block *b, const int R
 
 /* ---- all blocks of a task ------------------------------------------------------------------------------------ */
 
+/* Of a single block whose panels are read in turn, each prefetches its own lines, which are every other one. */
+INLINE void block_ahead(struct block *b)
+{
+    if (b->panel == 0) b->stride *= 2;
+    b->ahead = (const uint8_t *)((uintptr_t)b->ahead + (size_t)b->panel * 64);
+}
+
 /* A row of blocks over a pair: both panels at once for few rows, which are bound by memory, and where the registers
  * suffice. */
 #define BLOCK_FN(name, most, most_2, call_block)                                                                       \
@@ -293,7 +322,10 @@ INLINE void block_i4(const struct lin_job *j, const struct block *b, const int R
         if (rows <= (most_2))                                                                                          \
             BLOCK_SWITCH(rows, most_2, call_block(j, b, R, 2))                                                         \
         else                                                                                                           \
-            for (; b->panel < 2; b->panel++) BLOCK_SWITCH(rows, most, call_block(j, b, R, 1))                          \
+            for (; b->panel < 2; b->panel++) {                                                                         \
+                if (b->once) block_ahead(b);                                                                           \
+                BLOCK_SWITCH(rows, most, call_block(j, b, R, 1))                                                       \
+            }                                                                                                          \
     }
 
 #define BLOCK_F32(j, b, R, P) block_float(j, DT_F32, b, R, P)
@@ -315,6 +347,7 @@ INLINE void block_prefetch(const struct lin_job *j, struct block *b, int next, i
     size_t bytes = j->w->pair_bytes;
     b->ahead = b->w;
     b->stride = 0;
+    b->once = n_blocks == 1;
     if (n_blocks == 1) { /* a single block reads memory all the time: prefetch at a fixed distance */
         b->ahead = (const uint8_t *)((uintptr_t)b->w + PREFETCH_FAR);
         b->stride = bytes / (size_t)prefetches;

@@ -254,15 +254,24 @@ INLINE __m256i four_activations(const int8_t *a)
     memcpy(&four, a, 4);
     return _mm256_set1_epi32(four);
 }
+/* The sums of integers, added here and now: compilers add several products in another order, for which all of them must
+ * be kept, and then spill registers. */
+INLINE vi i_added(vi s)
+{
+#ifndef __AVXVNNI__
+    __asm__("" : "+x"(s.a), "+x"(s.b));
+#endif
+    return s;
+}
 #ifdef __AVXVNNI__
 INLINE __m256i half_dot_s(__m256i acc, __m256i w, __m256i a) { return _mm256_dpbusd_avx_epi32(acc, a, w); }
 INLINE __m256i half_dot_u(__m256i acc, __m256i w, __m256i a) { return _mm256_dpbusd_avx_epi32(acc, w, a); }
 #else
-/* vpmaddubsw saturates at 32767.  It cannot here: both factors are within +-127, so a pair is at most 2 * 127 * 127 =
- * 32258.  (weight_pack refuses -128, and activations are quantised to +-127.) */
+/* vpmaddubsw saturates at 32767.  It cannot here: weights are within +-128 and activations within +-127, so a pair is at
+ * most 2 * 128 * 127 = 32512.  What a weight's absolute value costs is shared by the rows of a block. */
 INLINE __m256i half_dot_s(__m256i acc, __m256i w, __m256i a)
 {
-    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(w, a));
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 /* here a pair is at most 2 * 15 * 127 = 3810 */
@@ -271,15 +280,33 @@ INLINE __m256i half_dot_u(__m256i acc, __m256i w, __m256i a)
     return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1)));
 }
 #endif
+#ifndef __AVXVNNI__
+/* Sums of products in 16 bits, two in a lane: what widens products to 32 bits is needed once for several of them.
+ * Codes up to 2^bits - 1 add up to 2 * (2^bits - 1) * 127 a time: within SHORT_SUMS(bits) times that stays below
+ * 32768. */
+#define SHORT_SUMS(bits) ((bits) <= 4 ? 8 : (bits) == 5 ? 4 : 2)
+INLINE vi s_dot_u(vi s, vb w, const int8_t *a)
+{
+    __m256i four = four_activations(a);
+    return i_added((vi){_mm256_add_epi16(s.a, _mm256_maddubs_epi16(w.a, four)),
+                        _mm256_add_epi16(s.b, _mm256_maddubs_epi16(w.b, four))});
+}
+INLINE vi i_add_short(vi acc, vi s)
+{
+    __m256i one = _mm256_set1_epi16(1);
+    return (vi){_mm256_add_epi32(acc.a, _mm256_madd_epi16(s.a, one)),
+                _mm256_add_epi32(acc.b, _mm256_madd_epi16(s.b, one))};
+}
+#endif
 INLINE vi i_dot_s(vi acc, vb w, const int8_t *a)
 {
     __m256i four = four_activations(a);
-    return (vi){half_dot_s(acc.a, w.a, four), half_dot_s(acc.b, w.b, four)};
+    return i_added((vi){half_dot_s(acc.a, w.a, four), half_dot_s(acc.b, w.b, four)});
 }
 INLINE vi i_dot_u(vi acc, vb w, const int8_t *a)
 {
     __m256i four = four_activations(a);
-    return (vi){half_dot_u(acc.a, w.a, four), half_dot_u(acc.b, w.b, four)};
+    return i_added((vi){half_dot_u(acc.a, w.a, four), half_dot_u(acc.b, w.b, four)});
 }
 
 /* Bytes of block weights: see vec_avx512.h. */
@@ -301,17 +328,7 @@ INLINE vb b_wide(vb w)
     __m256i m = _mm256_set1_epi8(-128);
     return (vb){_mm256_xor_si256(w.a, m), _mm256_xor_si256(w.b, m)};
 }
-/* a pair is at most 2 * 128 * 127 = 32512 */
-INLINE __m256i half_dot_w(__m256i acc, __m256i w, __m256i a)
-{
-    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-}
-INLINE vi i_dot_w(vi acc, vb w, const int8_t *a)
-{
-    __m256i four = four_activations(a);
-    return (vi){half_dot_w(acc.a, w.a, four), half_dot_w(acc.b, w.b, four)};
-}
+INLINE vi i_dot_w(vi acc, vb w, const int8_t *a) { return i_dot_s(acc, w, a); }
 #endif
 INLINE __m256i half_second(__m256i w, int i)
 {

@@ -45,6 +45,7 @@ static void put_rates(struct buf *out, const struct ceilings *c)
 {
     put_rate(out, "read_bytes_per_s", c->read_bytes_per_s);
     put_rate(out, "int8_macs_per_s", c->int8_macs_per_s);
+    put_rate(out, "int4_macs_per_s", c->int4_macs_per_s);
     put_rate(out, "bf16_macs_per_s", c->bf16_macs_per_s);
     put_rate(out, "f32_macs_per_s", c->f32_macs_per_s);
 }
@@ -254,6 +255,7 @@ static void text_ceilings(struct buf *out, const struct bench_report *r)
     buf_printf(out, "\n%-30s %10s %10s\n", title, "before", "after");
     text_ceiling(out, read, a->read_bytes_per_s, b->read_bytes_per_s, 1e-9, "GB/s");
     text_ceiling(out, "int8 multiply-adds", a->int8_macs_per_s, b->int8_macs_per_s, 1e-9, "G/s");
+    text_ceiling(out, "int8 by int4 multiply-adds", a->int4_macs_per_s, b->int4_macs_per_s, 1e-9, "G/s");
     text_ceiling(out, "bf16 multiply-adds", a->bf16_macs_per_s, b->bf16_macs_per_s, 1e-9, "G/s");
     text_ceiling(out, "f32 multiply-adds", a->f32_macs_per_s, b->f32_macs_per_s, 1e-9, "G/s");
 }
@@ -358,9 +360,9 @@ void bench_ops_head(struct buf *out, const struct bench_report *r)
     const struct ceilings *c = &r->before;
     buf_printf(out, "tandem %s bench --ops\n", TANDEM_VERSION);
     text_system(out, r);
-    buf_printf(out, "ceilings  read %.1f GB/s; multiply-adds int8 %.0f, bf16 %.0f, f32 %.0f G/s\n\n",
-               c->read_bytes_per_s * 1e-9, c->int8_macs_per_s * 1e-9, c->bf16_macs_per_s * 1e-9,
-               c->f32_macs_per_s * 1e-9);
+    buf_printf(out, "ceilings  read %.1f GB/s; multiply-adds int8 %.0f, int8 by int4 %.0f, bf16 %.0f, f32 %.0f G/s\n\n",
+               c->read_bytes_per_s * 1e-9, c->int8_macs_per_s * 1e-9, c->int4_macs_per_s * 1e-9,
+               c->bf16_macs_per_s * 1e-9, c->f32_macs_per_s * 1e-9);
     buf_printf(out, "%-44s %11s %9s %6s %9s %6s\n", "op", "ms", "GMAC/s", "share", "GB/s", "share");
 }
 

@@ -75,7 +75,7 @@ def test_the_whole(report):
 
 def test_ceilings(report):
     c = report[1]["ceilings"]
-    for name in ("read_bytes_per_s", "int8_macs_per_s", "bf16_macs_per_s", "f32_macs_per_s"):
+    for name in ("read_bytes_per_s", "int8_macs_per_s", "int4_macs_per_s", "bf16_macs_per_s", "f32_macs_per_s"):
         values = [c["before"][name], c["after"][name]]
         if name == "bf16_macs_per_s" and None in values:
             assert values == [None, None] and c[name] is None

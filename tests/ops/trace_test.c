@@ -157,8 +157,8 @@ static void ceilings_of(const char *name, int threads)
         pthread_barrier_destroy(&t.barrier);
     }
     CHECK(dev_ceilings(d, 16 << 20, &c) == 0, "%s: no ceilings", name);
-    CHECK(c.read_bytes_per_s > 1e6 && c.int8_macs_per_s > 1e6 && c.f32_macs_per_s > 1e6, "%s: %g %g %g", name,
-          c.read_bytes_per_s, c.int8_macs_per_s, c.f32_macs_per_s);
+    CHECK(c.read_bytes_per_s > 1e6 && c.int8_macs_per_s > 1e6 && c.int4_macs_per_s > 1e6 && c.f32_macs_per_s > 1e6,
+          "%s: %g %g %g %g", name, c.read_bytes_per_s, c.int8_macs_per_s, c.int4_macs_per_s, c.f32_macs_per_s);
     CHECK(c.read_bytes > 0 && c.read_bytes <= 16 << 20, "%s: buffer of %zu", name, c.read_bytes);
     struct ceilings mean = ceilings_mean((const struct ceilings[]){c, {.read_bytes_per_s = 1e18}}, 2);
     CHECK(fabs(mean.read_bytes_per_s / 5e17 - 1) < 1e-3 && mean.f32_macs_per_s == c.f32_macs_per_s / 2, "mean");

@@ -90,7 +90,7 @@ static int gpu_ceilings(struct dev *head, size_t bytes, struct ceilings *out)
     gpu_free(head, p);
     out->read_bytes = 2 * half;
     out->read_bytes_per_s = seconds > 0 ? (double)(2 * half) / seconds : 0;
-    out->int8_macs_per_s = gemm_rate(d, DT_I8, SIDE);
+    out->int8_macs_per_s = out->int4_macs_per_s = gemm_rate(d, DT_I8, SIDE);
     out->bf16_macs_per_s = gemm_rate(d, DT_BF16, SIDE);
     out->f32_macs_per_s = gemm_rate(d, DT_F32, SIDE_F32);
     return 0;

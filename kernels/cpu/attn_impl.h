@@ -9,7 +9,8 @@
  * page.
  *
  * With a bf16 cache q and the weights of V are rounded to bf16 too, and are multiplied and summed in pairs as the
- * bf16 instructions do. */
+ * bf16 instructions do. With an int8 cache too. bf16 holds such integers exactly: where ATTN_WIDENS, a granule is
+ * expanded to bf16 once for all rows; else the same products are added as floats, in the same order. */
 
 enum { GRANULE_PAGES = 4, GRANULE = GRANULE_PAGES * KV_PAGE };
 _Static_assert(ATTN_SPLIT_PAGES % GRANULE_PAGES == 0, "splits are whole granules");
@@ -21,10 +22,21 @@ INLINE vf kv_load(const void *p, enum dtype t, size_t i)
     return row_load((const uint8_t *)p + i * (t == DT_F32 ? 4 : 2), t, 0);
 }
 
+/* Sixteen pairs of bf16, the first of each from `even`: the upper half of a small integer's float is its bf16. */
+INLINE vi i8_pairs(const int8_t *even, const int8_t *odd)
+{
+    return i_or(i_shr(v_bits(v_load_i8(even)), 16), v_bits(v_load_i8(odd)));
+}
+
 /* The blocks of a granule's pages in memory. */
 struct attn_pages {
     const uint8_t *k[GRANULE_PAGES], *v[GRANULE_PAGES];
     const float *k_scale[GRANULE_PAGES], *v_scale[GRANULE_PAGES];
+};
+
+/* A granule of an int8 cache as one of bf16: room for K and V of its pages, which lie one behind the other. */
+struct attn_wide {
+    _Alignas(64) uint16_t value[2 * GRANULE_PAGES * HEAD_DIM_MAX * KV_PAGE];
 };
 
 /* What to prefetch while a granule is computed: in decoding the cache comes from memory. `share` bytes of each page
@@ -34,6 +46,12 @@ struct attn_next {
     const uint8_t *page[GRANULE_PAGES];
     size_t share;
 };
+
+/* Element i of a sum as pairs are added: the second of a pair comes first. An odd n's last one is alone. */
+INLINE int in_pairs(enum dtype t, int i, int n)
+{
+    return t == DT_I8 && (i ^ 1) < n ? i ^ 1 : i;
+}
 
 /* The rows of one register block: q as the kernels read it, [head_dim][R], for bf16 [head_dim / 2][R] pairs; and the
  * weights of V over a granule, one row after the other: f32, for bf16 pairs. */
@@ -79,11 +97,12 @@ INLINE void attn_scores(struct attn_rows *rows, const uint8_t *const *k, int at,
             FOR_AR FOR_AP acc[r][p] = v_dot_bf16(acc[r][p], kc[p], q[r]);
         }
     else
-        for (int c = 0; c < steps; c++, q += R) {
+        for (int c = 0; c < steps; c++) {
+            int at_c = in_pairs(t, c, steps);
             vf kc[ATTN_P];
-            FOR_AP kc[p] = kv_load(k[p], t, (size_t)c * KV_PAGE);
+            FOR_AP kc[p] = kv_load(k[p], t, (size_t)at_c * KV_PAGE);
             attn_prefetch((const uint8_t *)(ahead[c >= middle] + (size_t)c * apart * P), apart, P);
-            FOR_AR FOR_AP acc[r][p] = v_fma(v_set1(f32_from_bits(q[r])), kc[p], acc[r][p]);
+            FOR_AR FOR_AP acc[r][p] = v_fma(v_set1(f32_from_bits(q[at_c * R + r])), kc[p], acc[r][p]);
         }
     FOR_AR FOR_AP rows->score[r][at + p] = acc[r][p];
 }
@@ -123,11 +142,13 @@ INLINE void attn_values_at(const struct attn_rows *rows, int r0, const struct at
                 FOR_AR FOR_AP acc[r][p] = v_dot_bf16(acc[r][p], v[p], weight[r * GRANULE]);
             }
         } else {
-            int from = part_of_page ? s->from : 0, to = part_of_page ? s->to : KV_PAGE;
+            int from = part_of_page ? s->from / 2 * 2 : 0, to = part_of_page ? (s->to + 1) / 2 * 2 : KV_PAGE;
             for (int i = from; i < to; i++) {
-                const uint32_t *weight = &rows->weight[r0][(s->at + page) * KV_PAGE + i];
+                int pos = in_pairs(t, i, KV_PAGE);
+                if (part_of_page && (pos < s->from || pos >= s->to)) continue;
+                const uint32_t *weight = &rows->weight[r0][(s->at + page) * KV_PAGE + pos];
                 vf v[ATTN_P];
-                FOR_AP v[p] = kv_load(s->v[page], t, (size_t)i * dim_pad + c + p * 16);
+                FOR_AP v[p] = kv_load(s->v[page], t, (size_t)pos * dim_pad + c + p * 16);
                 attn_prefetch(ahead, apart, P);
                 ahead = (const uint8_t *)((uintptr_t)ahead + apart * P);
                 FOR_AR FOR_AP acc[r][p] = v_fma(v_set1(f32_from_bits(weight[r * GRANULE])), v[p], acc[r][p]);
@@ -144,6 +165,29 @@ INLINE void attn_values(const struct attn_rows *rows, int r0, const struct attn_
     for (; c + 16 * ATTN_P <= dim_pad; c += 16 * ATTN_P)
         attn_values_at(rows, r0, s, t, dim_pad, c, part_of_page, R, ATTN_P);
     for (; c < dim_pad; c += 16) attn_values_at(rows, r0, s, t, dim_pad, c, part_of_page, R, 1);
+}
+
+/* Expands the granule's pages and has *g point to the result; a page that comes again and again is expanded once. */
+static void attn_widen(struct attn_wide *wide, struct attn_pages *g, int head_dim, int dim_pad)
+{
+    static const int8_t none[KV_PAGE]; /* the pair of an odd head_dim's last value */
+    const uint8_t *before = NULL;
+    uint16_t *to = wide->value;
+    for (int p = 0; p < GRANULE_PAGES; p++) {
+        const int8_t *k = (const int8_t *)g->k[p], *v = (const int8_t *)g->v[p];
+        if (g->k[p] == before) {
+            g->k[p] = g->k[p - 1];
+            g->v[p] = g->v[p - 1];
+            continue;
+        }
+        before = g->k[p];
+        g->k[p] = (const uint8_t *)to;
+        for (int c = 0; c < head_dim; c += 2, k += 2 * KV_PAGE, to += 2 * KV_PAGE)
+            v_store((float *)to, i_float(i8_pairs(k, c + 1 < head_dim ? k + KV_PAGE : none)));
+        g->v[p] = (const uint8_t *)to;
+        for (int i = 0; i < KV_PAGE; i += 2, v += 2 * dim_pad)
+            for (int c = 0; c < dim_pad; c += 16, to += 32) v_store((float *)to, i_float(i8_pairs(v + c, v + dim_pad + c)));
+    }
 }
 
 /* Replaces the dot products of a granule by base-2 scores, -infinity where bit i of `seen` is not set; returns the
@@ -171,9 +215,9 @@ static void attn_cap(struct attn_rows *rows, int r, float scale, const float *co
 }
 
 /* Folds a granule's scores, the largest of which is `top`, into the row's running maximum and sum; replaces them by
- * the weights of V. v_scale (of pages) NULL: none. */
+ * the weights of V, times v_scale (of pages; NULL: none) and then rounded to bf16. pairs: they are stored so. */
 INLINE void attn_softmax(struct attn_rows *rows, int r, uint64_t seen, float top, const float *const *v_scale,
-                         bool bf16, int dim_pad)
+                         bool pairs, int dim_pad)
 {
     struct attn_part *part = rows->part + r;
     vf sum = v_load(part->sum);
@@ -189,13 +233,15 @@ INLINE void attn_softmax(struct attn_rows *rows, int r, uint64_t seen, float top
     for (int p = 0; p < GRANULE_PAGES; p++) {
         vf w = v_exp2_negative(v_sub(rows->score[r][p], max));
         if (~seen) w = v_select(m_from((uint32_t)(seen >> (16 * p)) & 0xffff), w, v_zero());
-        if (bf16) { /* sums the rounded weights, so that the result is a weighted average */
-            vf rounded = v_store_bf16((uint16_t *)rows->weight[r] + p * KV_PAGE, w);
-            sum = v_add(sum, rounded);
+        uint16_t *pair = (uint16_t *)rows->weight[r] + p * KV_PAGE;
+        if (pairs && !v_scale) { /* sums the rounded weights, so that the result is a weighted average */
+            sum = v_add(sum, v_store_bf16(pair, w));
             continue;
         }
         sum = v_add(sum, w);
-        v_store((float *)rows->weight[r] + p * KV_PAGE, v_scale ? v_mul(w, v_load(v_scale[p])) : w);
+        uint16_t rounded[KV_PAGE];
+        if (v_scale) w = v_store_bf16(pairs ? pair : rounded, v_mul(w, v_load(v_scale[p])));
+        if (!pairs) v_store((float *)rows->weight[r] + p * KV_PAGE, w);
     }
     v_store(part->sum, sum);
 }
@@ -233,7 +279,13 @@ INLINE void attn_softmax(struct attn_rows *rows, int r, uint64_t seen, float top
 ATTN_TYPE(f32, DT_F32)
 ATTN_TYPE(bf16, DT_BF16)
 ATTN_TYPE(f16, DT_F16)
+#if ATTN_WIDENS
+#define attn_scores_i8 attn_scores_bf16
+#define attn_values_i8 attn_values_bf16
+#define attn_edge_i8 attn_edge_bf16
+#else
 ATTN_TYPE(i8, DT_I8)
+#endif
 
 static const struct attn_kernels {
     void (*scores)(struct attn_rows *, const uint8_t *const *k, int at, int head_dim);
@@ -243,6 +295,12 @@ static const struct attn_kernels {
                             [DT_BF16] = {attn_scores_bf16, attn_values_bf16, attn_edge_bf16},
                             [DT_F16] = {attn_scores_f16, attn_values_f16, attn_edge_f16},
                             [DT_I8] = {attn_scores_i8, attn_values_i8, attn_edge_i8}};
+
+/* Whether q and the weights of V are pairs of bf16. */
+INLINE bool attn_pairs(const struct kv *kv)
+{
+    return kv->shape.t == DT_BF16 || (ATTN_WIDENS && kv->shape.t == DT_I8);
+}
 
 /* The positions that a row sees, [first, last]. */
 struct attn_sight {
@@ -317,7 +375,7 @@ static void attn_granule(const struct attn_block *b, struct attn_rows *rows, int
     }
     for (int r = 0; r < rows->n; r++)
         if (seen[r])
-            attn_softmax(rows, r, seen[r], top[r], int8 ? g->v_scale : NULL, kv->shape.t == DT_BF16, kv->dim_pad);
+            attn_softmax(rows, r, seen[r], top[r], int8 ? g->v_scale : NULL, attn_pairs(kv), kv->dim_pad);
     for (int p = 0; p < GRANULE_PAGES; p++) {
         struct attn_span s = {.v = g->v + p, .at = p, .n = 1};
         if (p == full0 && full0 < full1) {
@@ -340,13 +398,14 @@ static void attn_take_q(const struct attn_block *b, uint32_t *q, int row0, int n
     for (int r = 0; r < n; r++) {
         int row = b->row0 + row0 + r, head = b->kv_head * b->group + row % b->group;
         const float *from = mat_row(&b->a->qkv, b->token0 + row / b->group) + (size_t)head * dim;
-        if (b->a->kv->shape.t == DT_BF16) {
-            uint16_t pairs[HEAD_DIM_MAX + 16];
-            row_halve(pairs, DT_BF16, from, dim);
-            pairs[dim] = 0; /* pads an odd dim */
-            for (int c = 0; c < (dim + 1) / 2; c++) memcpy(q + c * n + r, pairs + 2 * c, 4);
+        enum dtype t = b->a->kv->shape.t;
+        uint16_t rounded[HEAD_DIM_MAX + 16];
+        if (t == DT_BF16 || t == DT_I8) row_halve(rounded, DT_BF16, from, dim);
+        if (attn_pairs(b->a->kv)) {
+            rounded[dim] = 0; /* pads an odd dim */
+            for (int c = 0; c < (dim + 1) / 2; c++) memcpy(q + c * n + r, rounded + 2 * c, 4);
         } else {
-            for (int c = 0; c < dim; c++) q[c * n + r] = f32_bits(from[c]);
+            for (int c = 0; c < dim; c++) q[c * n + r] = t == DT_I8 ? (uint32_t)rounded[c] << 16 : f32_bits(from[c]);
         }
     }
 }
@@ -365,6 +424,7 @@ static void attn_split(const struct attn_block *b, int split, struct attn_part *
 {
     enum { BLOCKS_MAX = (ATTN_ROWS + ATTN_R - 1) / ATTN_R };
     uint32_t q[ATTN_ROWS * HEAD_DIM_MAX];
+    struct attn_wide wide; /* int8 */
     struct attn_rows rows[BLOCKS_MAX];
     int n = b->n_rows, n_blocks = (n + ATTN_R - 1) / ATTN_R, dim = b->a->head_dim;
     for (int i = 0; i < n_blocks; i++) {
@@ -382,6 +442,7 @@ static void attn_split(const struct attn_block *b, int split, struct attn_part *
     size_t share = b->a->kv->block_bytes / (size_t)n_blocks;
     for (; granule < end; granule++) {
         struct attn_pages g = attn_lookup(b, granule, seen), next = attn_next(b, granule, seen);
+        if (ATTN_WIDENS && b->a->kv->shape.t == DT_I8) attn_widen(&wide, &g, dim, b->a->kv->dim_pad);
         for (int i = 0; i < n_blocks; i++) {
             rows[i].next.share = share;
             for (int p = 0; p < GRANULE_PAGES; p++) rows[i].next.page[p] = next.k[p] + (size_t)i * share;

@@ -30,6 +30,8 @@ enum { BLOCK_ROWS_CODES = BLOCK_ROWS_I4, BLOCK_ROWS_CODES_2 = BLOCK_ROWS_I4_2 };
 enum { VEC_BF16 = 0 }; /* no dot product of bf16 */
 enum { VEC_STREAMS = 1 };
 
+#define ATTN_WIDENS 0 /* int8 caches are expanded to bf16: see attn_impl.h */
+
 typedef struct {
     __m256 a, b;
 } vf;

@@ -35,6 +35,8 @@ enum { BLOCK_ROWS_F2 = 12, BLOCK_ROWS_I8_2 = 12, BLOCK_ROWS_I4_2 = 6 }; /* with 
 enum { BLOCK_ROWS_CODES = BLOCK_ROWS_I4, BLOCK_ROWS_CODES_2 = BLOCK_ROWS_I4_2 }; /* of DT_BLOCK */
 enum { I8_BIAS = 128 }; /* added to activations for int8 weights: vpdpbusd multiplies unsigned by signed */
 
+#define ATTN_WIDENS 1 /* int8 caches are expanded to bf16: see attn_impl.h */
+
 typedef __m512 vf;
 typedef __m512i vi;
 typedef __m512i vb;

@@ -13,14 +13,17 @@
 #define VEC_NAME "neonbf16"
 #define VEC_SUFFIX(x) x##_neonbf16
 enum { VEC_BF16 = 1 }; /* has a dot product of bf16 */
+#define ATTN_WIDENS 1  /* int8 caches are expanded to bf16: see attn_impl.h */
 #elif defined __ARM_FEATURE_MATMUL_INT8
 #define VEC_NAME "i8mm"
 #define VEC_SUFFIX(x) x##_i8mm
 enum { VEC_BF16 = 0 };
+#define ATTN_WIDENS 0
 #else
 #define VEC_NAME "neon"
 #define VEC_SUFFIX(x) x##_neon
 enum { VEC_BF16 = 0 };
+#define ATTN_WIDENS 0
 #endif
 /* register blocks: rows of activations x vectors of sixteen outputs; there are 32 registers */
 #ifdef TANDEM_SANITIZED /* instrumented, the large blocks take the compiler minutes */

@@ -24,6 +24,8 @@ enum { I8_BIAS = 0 };
 enum { VEC_BF16 = 0 }; /* no dot product of bf16 */
 enum { VEC_STREAMS = 1 };
 
+#define ATTN_WIDENS 0 /* int8 caches are expanded to bf16: see attn_impl.h */
+
 typedef struct {
     float f[16];
 } vf;

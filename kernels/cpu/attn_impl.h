@@ -232,7 +232,8 @@ INLINE void attn_softmax(struct attn_rows *rows, int r, uint64_t seen, float top
     vf max = v_set1(part->max);
     for (int p = 0; p < GRANULE_PAGES; p++) {
         vf w = v_exp2_negative(v_sub(rows->score[r][p], max));
-        if (~seen) w = v_select(m_from((uint32_t)(seen >> (16 * p)) & 0xffff), w, v_zero());
+        vm sees = m_from((uint32_t)(seen >> (16 * p)) & 0xffff);
+        if (~seen) w = v_select(sees, w, v_zero());
         uint16_t *pair = (uint16_t *)rows->weight[r] + p * KV_PAGE;
         if (pairs && !v_scale) { /* sums the rounded weights, so that the result is a weighted average */
             sum = v_add(sum, v_store_bf16(pair, w));
@@ -240,7 +241,9 @@ INLINE void attn_softmax(struct attn_rows *rows, int r, uint64_t seen, float top
         }
         sum = v_add(sum, w);
         uint16_t rounded[KV_PAGE];
-        if (v_scale) w = v_store_bf16(pairs ? pair : rounded, v_mul(w, v_load(v_scale[p])));
+        if (v_scale) w = v_mul(w, v_load(v_scale[p]));
+        if (v_scale && ~seen) w = v_select(sees, w, v_zero()); /* a scale may be an earlier owner's NaN */
+        if (v_scale) w = v_store_bf16(pairs ? pair : rounded, w);
         if (!pairs) v_store((float *)rows->weight[r] + p * KV_PAGE, w);
     }
     v_store(part->sum, sum);

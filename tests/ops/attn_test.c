@@ -352,6 +352,32 @@ static void chunk_case(const char *const *levels, int n_levels, struct shape s, 
     free(want);
 }
 
+/* A sequence in pages whose earlier owner left NaNs and infinities there, and in a fresh cache: the same bits. */
+static void leftovers_case(const char *level, struct shape s, enum dtype t)
+{
+    static const int all[] = {90}, first[] = {21}, then[] = {16};
+    struct dev *d = open_checked(level, 1);
+    struct seq before = seq_make(&s, *all, 41), seqs[2];
+    char label[LABEL];
+    for (int i = 0; i < *all * width_of(&s); i += 3) before.qkv[i] = i % 2 ? INFINITY : NAN;
+    for (int i = 0; i < 2; i++) {
+        struct bed b = bed_open(d, s, t, 7, 3);
+        seqs[i] = seq_make(&s, *first + *then, 42);
+        struct seq *old = &before, *list = &seqs[i];
+        if (i) feed(&b, &old, all, 1);
+        b.free_page = 0;
+        feed(&b, &list, first, 1);
+        feed(&b, &list, then, 1);
+        bed_close(&b);
+    }
+    snprintf(label, sizeof label, "attn %s %s dim %d window %d in used pages", d->level, dtype_name(t), s.head_dim,
+             s.window);
+    compare_bits(label, seqs[1].out, seqs[0].out, (size_t)seqs[0].len * s.heads * s.head_dim);
+    for (int i = 0; i < 2; i++) seq_free(&seqs[i]);
+    seq_free(&before);
+    dev_close(d);
+}
+
 /* On a device that is no cpu level: fewer cuts and shorter, since it may be slow to test on; and heads of every size
  * that its kernels have a way for. */
 static void test_device_chunks(const char *const *name)
@@ -383,7 +409,10 @@ void test_chunks(const char *const *levels, int n_levels)
     static const struct shape mixed[] = {{14, 2, 64, 64, 0}, {4, 4, 20, 8, 7},       {6, 2, 16, 16, 20},
                                          {2, 1, 8, 4, 16},   {4, 2, 24, 8, 9, 0.7f}, {16, 2, 64, 64, 20, 0, true}};
     for (size_t i = 0; i < sizeof mixed / sizeof *mixed; i++)
-        for (size_t k = 0; k < 4; k++) chunk_case(levels, n_levels, mixed[i], kv_types[k], 37, cuts, 5);
+        for (size_t k = 0; k < 4; k++) {
+            chunk_case(levels, n_levels, mixed[i], kv_types[k], 37, cuts, 5);
+            for (int l = 0; l < n_levels; l++) leftovers_case(levels[l], mixed[i], kv_types[k]);
+        }
     /* past the fixed splits of the context: the last tokens one by one are cut by split on several threads */
     static const int long_cuts[][8] = {{1200}, {500, 20, 600, 75}, {1023, 2, 170}};
     static const struct shape narrow = {2, 1, 16, 16, 0}, with_sinks = {2, 1, 16, 16, 0, 0, true};

@@ -254,7 +254,8 @@ static struct machine machine_look(const char *level)
 {
     struct machine m = {read_portable, {[UNIT_INT8] = {mac_int8_portable, DOT}, [UNIT_F32] = {mac_f32_portable, 32}}};
 #if defined(__x86_64__)
-    bool avx = !strncmp(level, "avx", 3), vnni = !strcmp(level, "avxvnni"), bf16 = !strcmp(level, "avx512bf16"), amx = !strcmp(level, "amx");
+    bool avx = !strncmp(level, "avx", 3), vnni = !strcmp(level, "avxvnni"), bf16 = !strcmp(level, "avx512bf16"),
+         amx = !strcmp(level, "amx");
     if (__builtin_cpu_supports("avx2")) m.read = read_avx2;
     if (__builtin_cpu_supports("avx512f")) m.read = read_avx512;
     if (avx || amx) {

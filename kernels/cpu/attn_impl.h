@@ -186,7 +186,8 @@ static void attn_widen(struct attn_wide *wide, struct attn_pages *g, int head_di
             v_store((float *)to, i_float(i8_pairs(k, c + 1 < head_dim ? k + KV_PAGE : none)));
         g->v[p] = (const uint8_t *)to;
         for (int i = 0; i < KV_PAGE; i += 2, v += 2 * dim_pad)
-            for (int c = 0; c < dim_pad; c += 16, to += 32) v_store((float *)to, i_float(i8_pairs(v + c, v + dim_pad + c)));
+            for (int c = 0; c < dim_pad; c += 16, to += 32)
+                v_store((float *)to, i_float(i8_pairs(v + c, v + dim_pad + c)));
     }
 }
 
@@ -377,8 +378,7 @@ static void attn_granule(const struct attn_block *b, struct attn_rows *rows, int
         top[r] = attn_mask(rows, r, seen[r], scale, int8 && !(cap > 0) ? g->k_scale : NULL);
     }
     for (int r = 0; r < rows->n; r++)
-        if (seen[r])
-            attn_softmax(rows, r, seen[r], top[r], int8 ? g->v_scale : NULL, attn_pairs(kv), kv->dim_pad);
+        if (seen[r]) attn_softmax(rows, r, seen[r], top[r], int8 ? g->v_scale : NULL, attn_pairs(kv), kv->dim_pad);
     for (int p = 0; p < GRANULE_PAGES; p++) {
         struct attn_span s = {.v = g->v + p, .at = p, .n = 1};
         if (p == full0 && full0 < full1) {

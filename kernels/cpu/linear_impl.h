@@ -238,7 +238,8 @@ INLINE void block_i4_groups(const struct lin_job *j, const struct block *b, cons
         for (int k = 0; k < group; k += 4 * SHORT_SUMS(4)) {
             vi sum[R_MAX][P_MAX];
             FOR_R FOR_P sum[r][p] = i_zero();
-            UNROLL for (int i = 0; i < SHORT_SUMS(4); i += 2, w += 128, q += 8 * R) {
+            UNROLL for (int i = 0; i < SHORT_SUMS(4); i += 2, w += 128, q += 8 * R)
+            {
                 vb low[P_MAX], high[P_MAX];
                 nibbles_load(low, high, w + b->panel * 64, P);
                 FOR_P ahead = prefetch(ahead, stride, R, BLOCK_ROWS_I4);

@@ -45,7 +45,7 @@ struct block {
     const uint8_t *w; /* the pair's weights */
     const uint8_t *ahead;
     size_t stride;
-    bool once; /* the pair has no other block of rows */
+    bool once;                     /* the pair has no other block of rows */
     const struct block_form *form; /* DT_BLOCK */
     int lines;                     /* of an expanded pair: see block_expanded */
     float *up; /* op gate_up: [R][16] values of up, kept for block_gate while those of gate are in y */

@@ -32,8 +32,11 @@ static void test_percentiles(void **state)
 
 /* ---- ratios ---------------------------------------------------------------------------------------------------- */
 
-static const struct ceilings machine = {
-    .read_bytes_per_s = 100, .int8_macs_per_s = 1000, .int4_macs_per_s = 2000, .bf16_macs_per_s = 500, .f32_macs_per_s = 250};
+static const struct ceilings machine = {.read_bytes_per_s = 100,
+                                        .int8_macs_per_s = 1000,
+                                        .int4_macs_per_s = 2000,
+                                        .bf16_macs_per_s = 500,
+                                        .f32_macs_per_s = 250};
 
 static void test_ratios(void **state)
 {

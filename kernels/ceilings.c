@@ -260,12 +260,11 @@ static struct machine machine_look(const char *level)
     if (__builtin_cpu_supports("avx512f")) m.read = read_avx512;
     if (avx || amx) {
         m.unit[UNIT_INT8] = vnni ? (struct unit){mac_int8_avxvnni, 14 * 32} : (struct unit){mac_int8_avx2, 8 * 32};
-        if (!vnni) m.unit[UNIT_INT4] = (struct unit){mac_int4_avx2, 32 * 32};
+        if (!strcmp(level, "avx2")) m.unit[UNIT_INT4] = (struct unit){mac_int4_avx2, 32 * 32};
         m.unit[UNIT_F32] = (struct unit){mac_f32_avx2, 14 * 8};
     }
     if (amx || bf16 || !strcmp(level, "avx512")) {
         m.unit[UNIT_INT8] = (struct unit){mac_int8_avx512, 16 * 64};
-        m.unit[UNIT_INT4] = (struct unit){NULL, 0};
         m.unit[UNIT_F32] = (struct unit){mac_f32_avx512, 16 * 16};
     }
     if (bf16) m.unit[UNIT_BF16] = (struct unit){mac_bf16_avx512, 16 * 32};

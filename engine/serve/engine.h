@@ -60,7 +60,7 @@ struct engine_config {
     double kv_disk_ttl;              /* seconds after its last use in which a page is removed there; 0: never */
     bool kv_disk_always;             /* read a prefix also where computing it has been faster; for tests */
     struct kv_event_sink *kv_events; /* is told what the prefix cache holds (kv_events.h); borrowed; NULL: nobody */
-    const char *kv_events_model;     /* what it is told the model is called; NULL: model_name, or what that is */
+    const char *kv_events_model;     /* the model's name in its events; NULL: model_name, or what that is */
     const char *speculate;   /* candidates from a text's own repetitions, verified several in a step; no text depends on
                                 it. NULL or "off"; "auto": where it saves time, on devices that use host memory; "on" */
     const char *draft_model; /* a directory: a small model of the same vocabulary that proposes candidates; NULL; not

@@ -281,8 +281,6 @@ INLINE __m256i half_dot_u(__m256i acc, __m256i w, __m256i a)
 {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1)));
 }
-#endif
-#ifndef __AVXVNNI__
 /* Sums of products in 16 bits, two in a lane: what widens products to 32 bits is needed once for several of them.
  * Codes up to 2^bits - 1 add up to 2 * (2^bits - 1) * 127 a time: within SHORT_SUMS(bits) times that stays below
  * 32768. */

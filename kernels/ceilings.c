@@ -118,7 +118,8 @@ typedef void mac_fn(long loops);
  * the vectors of any machine. */
 static void mac_f32_portable(long loops)
 {
-    static volatile float seed = 0.5f, sink;
+    static volatile float seed = 0.5f;
+    volatile float sink; /* of this thread: all of a device's threads are here at once */
     enum { LANES = 32 };
     float a[LANES], b[LANES], acc[LANES];
     for (int k = 0; k < LANES; k++) a[k] = b[k] = acc[k] = seed;
@@ -135,7 +136,7 @@ enum { DOT = 1024 };
 static void mac_int8_portable(long loops)
 {
     static volatile int8_t seed = 3;
-    static volatile int32_t sink;
+    volatile int32_t sink;
     int8_t a[DOT], b[DOT];
     int32_t sum = 0;
     memset(a, seed, sizeof a);

@@ -186,15 +186,20 @@ static bool has_neonbf16(void)
 #endif
 }
 
+static bool is_intel(void)
+{
+#if defined(__x86_64__)
+    return __builtin_cpu_is("intel");
+#else
+    return false;
+#endif
+}
+
 /* Intel's vector units do half as many multiply-adds a second with vdpbf16ps as with vfmadd (docs/performance.md), so
  * the level avx512, which widens bf16 to floats, is faster there. */
 static bool multiplies_bf16_fast(void)
 {
-#if defined(__x86_64__)
-    return !__builtin_cpu_is("intel");
-#else
-    return true;
-#endif
+    return !is_intel();
 }
 
 static bool always(void)
@@ -331,6 +336,7 @@ struct dev *cpu_open(const char *level, int threads, char why[160])
         snprintf(d->head.level, sizeof d->head.level, "%s", chosen->name);
         d->isa = chosen->isa;
         d->tiles = chosen->tiles;
+        d->streams = !is_intel(); /* there they reach a little over half of the memory's rate (docs/performance.md) */
         for (int i = 0; i < 2; i++) dynamic8_open(&d->tables[i], i == 0);
         d->ops.kv_type = d->isa->kv_type;
         d->ops.bf16_units = d->isa->bf16_units || d->tiles;

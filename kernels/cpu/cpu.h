@@ -81,6 +81,7 @@ struct lin_job {
     float alpha;
     const float *by;    /* NULL, or of the 32 outputs of one pair: y += x w^T * by; kernels of bf16 weights only */
     int k0, k1;         /* linear_bf16_x only: range of k, even; y holds the sums before k0 */
+    bool streams;       /* as in cpu_dev */
     int n_blocks, skip; /* skip: pairs between a task and the one that the same thread probably takes next */
     /* int8, int4 and block: x quantised, zeros past K.  Of a block of R rows from row r0: [q_ld / 4][R][4] from q + r0
      * * q_ld; int4: also -8 times the sum of each group, [n_groups][R] from q_sum + r0 * n_groups; block: the sum. bf16
@@ -337,6 +338,7 @@ struct cpu_dev {
     struct dev_ops ops;
     const struct isa *isa;
     const struct tile_kernels *tiles; /* or NULL */
+    bool streams;                     /* weights that are read once are best prefetched past the caches */
     struct pool *pool;
     struct scratch quant, outliers, experts, attn, train, panels;
     struct scratch transposed; /* with panels: for the backward GEMMs */

@@ -73,6 +73,7 @@ void lin_cut_rows(struct lin_run *r, const struct cpu_dev *d)
 {
     struct lin_job *j = &r->job;
     r->tiles = NULL;
+    j->streams = d->streams;
     if (d->tiles && j->w->t == DT_I8 && j->x.rows >= LIN_TILE_LEAST) r->tiles = d->tiles->i8;
     if (d->tiles && j->w->t == DT_BF16 && r->rounded) r->tiles = d->tiles->bf16;
     int most = lin_most_rows(r);

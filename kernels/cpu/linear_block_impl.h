@@ -125,14 +125,14 @@ INLINE void block_grouped(const struct lin_job *j, const struct block *b, enum b
     for (int g = 0; g < f->n_groups; g += f->per_super) {
         const uint8_t *w = super + f->head;
         int n = f->n_groups - g < f->per_super ? f->n_groups - g : f->per_super;
-        for (size_t line = 0; line < f->head; line += 64) ahead = prefetch(ahead, stride, R, BLOCK_ROWS_CODES);
+        for (size_t line = 0; line < f->head; line += 64) ahead = prefetch(ahead, stride, R, BLOCK_ROWS_CODES, b->past);
         for (int in = 0; in < n; in++) {
             int32_t sum[R_MAX];
             vi acc[R_MAX][P_MAX];
             sums = group_start(acc, sum, sums, each, zero, R, P);
             for (int k = 0; k < f->group; k += codes_step(codes), w += codes_bytes(codes)) {
                 UNROLL for (size_t line = 0; line < codes_bytes(codes); line += 64 * 2) FOR_P ahead =
-                    prefetch(ahead, stride, R, BLOCK_ROWS_CODES);
+                    prefetch(ahead, stride, R, BLOCK_ROWS_CODES, b->past);
                 step_dot(acc, codes, codes_bits(codes), w + b->panel * 64, table, q, R, P);
                 q += codes_step(codes) * R;
             }
@@ -299,8 +299,9 @@ static void linear_block(const struct lin_job *j, int block0, int block1, int pa
             b.stride = 0;
             b.lines = 0;
             b.once = n == 1 && !expanded;
+            b.past = b.once && j->streams;
             if (b.once) {
-                b.ahead = (const uint8_t *)((uintptr_t)b.w + PREFETCH_FAR);
+                b.ahead = (const uint8_t *)((uintptr_t)b.w + prefetch_far(j));
                 b.stride = 64;
             } else if (n <= PREFETCH_BLOCKS) {
                 size_t share = run->form.pair_bytes / (size_t)n;

@@ -91,7 +91,8 @@ INLINE void f8_rows(const struct lin_job *j, const uint8_t *pair, int row, const
             FOR_R FOR_P acc[r][p] = v_zero();
             for (int i = 0; i + 4 <= n; i += 4, pair += F8_WORDS, x += step) {
                 FOR_P four[p] = i_load(pair + p * 64);
-                FOR_P prefetch((const uint8_t *)((uintptr_t)pair + PREFETCH_FAR + (size_t)p * 64), 0, R, BLOCK_ROWS_F);
+                FOR_P prefetch((const uint8_t *)((uintptr_t)pair + prefetch_far(j) + (size_t)p * 64), 0, R,
+                               BLOCK_ROWS_F, j->streams);
                 f8_word(acc, four, x, ld, rounded, 4, R);
             }
             if (n % 4) {
@@ -154,7 +155,8 @@ static void f8_block(const struct f8_task *t, const uint8_t *pair, int row, int 
                 b.ahead = (const uint8_t *)((uintptr_t)t->next + (size_t)column * t->share / (size_t)w->cols);
                 b.stride = t->share / (size_t)w->cols;
             } else if (!t->keep) {
-                b.ahead = (const uint8_t *)((uintptr_t)b.ahead + PREFETCH_FAR);
+                b.past = j->streams;
+                b.ahead = (const uint8_t *)((uintptr_t)b.ahead + prefetch_far(j));
                 b.stride = PAIR;
             }
             piece.cols = n;

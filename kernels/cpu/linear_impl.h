@@ -7,15 +7,12 @@
 
 #include "kernels/cpu/linear_store_impl.h"
 
-/* The hardware prefetcher stops at every page, and pairs of short rows are hardly longer. With fewer rows (R) than a
- * second block of `most` would leave there is one block: its weights are used once and need not stay in the caches. But
- * on Intel's processors, which the level avx512 is for (see cpu.c), prefetches past the caches reach a little over half
- * of the memory's rate. */
-enum { PREFETCH_ONCE = VEC_STREAMS ? 0 : 1 };
-INLINE const uint8_t *prefetch(const uint8_t *ahead, size_t stride, const int R, const int most)
+/* The hardware prefetcher stops at every page, and pairs of short rows are hardly longer. `past`: see struct block;
+ * blocks of more than half of the most rows (R of `most`) are prefetched into the caches always. */
+INLINE const uint8_t *prefetch(const uint8_t *ahead, size_t stride, const int R, const int most, bool past)
 {
-    if (R < (most + 1) / 2)
-        __builtin_prefetch(ahead, 0, PREFETCH_ONCE);
+    if (R < (most + 1) / 2 && past)
+        __builtin_prefetch(ahead, 0, 0);
     else
         __builtin_prefetch(ahead, 0, 2);
     return (const uint8_t *)((uintptr_t)ahead + stride);
@@ -79,7 +76,7 @@ INLINE void block_float(const struct lin_job *j, enum dtype t, const struct bloc
     for (int k = 0; k < K; k++, w += 2 * line) {
         vf wk[P_MAX];
         FOR_P wk[p] = row_load(w + (size_t)p * line, t, 0);
-        FOR_P ahead = prefetch(ahead, b->stride, R, BLOCK_ROWS_F);
+        FOR_P ahead = prefetch(ahead, b->stride, R, BLOCK_ROWS_F, b->past);
         FOR_R
         {
             vf xk = v_set1(x[(size_t)r * ld + k]);
@@ -104,7 +101,7 @@ INLINE void block_bf16(const struct lin_job *j, const struct block *b, const int
     for (int k = 0; k < K; k += 2, w += 128) {
         vi both[P_MAX];
         FOR_P both[p] = i_load(w + (size_t)p * 64);
-        FOR_P ahead = prefetch(ahead, b->stride, R, BLOCK_ROWS_F);
+        FOR_P ahead = prefetch(ahead, b->stride, R, BLOCK_ROWS_F, b->past);
         FOR_R
         {
             vf xk = v_set1(x[(size_t)r * ld + k]);
@@ -136,7 +133,7 @@ INLINE void block_bf16_x(const struct lin_job *j, const struct block *b, const i
     for (int k = j->k0; k < j->k1; k += 2, w += 128, x += R) {
         vi wk[P_MAX];
         FOR_P wk[p] = i_load(w + (size_t)p * 64);
-        FOR_P ahead = prefetch(ahead, b->stride, R, BLOCK_ROWS_F);
+        FOR_P ahead = prefetch(ahead, b->stride, R, BLOCK_ROWS_F, b->past);
         FOR_R FOR_P acc[r][p] = v_dot_bf16(acc[r][p], wk[p], x[r]);
     }
     ADD_SCALED
@@ -189,7 +186,7 @@ INLINE void block_i8(const struct lin_job *j, const struct block *b, const int R
     for (; k + 8 <= j->w->k_pad; k += 8, w += 256, q += 8 * R) {
         vb wk[2][P_MAX];
         for (int half = 0; half < 2; half++) FOR_P wk[half][p] = b_load(w + half * 128 + p * 64);
-        for (int half = 0; half < 2; half++) FOR_P ahead = prefetch(ahead, b->stride, R, BLOCK_ROWS_I8);
+        for (int half = 0; half < 2; half++) FOR_P ahead = prefetch(ahead, b->stride, R, BLOCK_ROWS_I8, b->past);
         eight_columns(acc, wk[0], wk[1], q, R, P);
     }
     sums_pair(acc, R, P);
@@ -197,7 +194,7 @@ INLINE void block_i8(const struct lin_job *j, const struct block *b, const int R
     for (; k < j->w->k_pad; k += 4, w += 128, q += 4 * R) {
         vb wk[P_MAX];
         FOR_P wk[p] = b_load(w + (size_t)p * 64);
-        FOR_P ahead = prefetch(ahead, b->stride, R, BLOCK_ROWS_I8);
+        FOR_P ahead = prefetch(ahead, b->stride, R, BLOCK_ROWS_I8, b->past);
         FOR_R FOR_P acc[r][p] = i_dot_s(acc[r][p], wk[p], q + 4 * r);
     }
     STORE_QUANTISED(v_fma(v_mul(i_to_f(acc[r][p]), v_set1(j->q_step[b->row + r])),
@@ -242,7 +239,7 @@ INLINE void block_i4_groups(const struct lin_job *j, const struct block *b, cons
             {
                 vb low[P_MAX], high[P_MAX];
                 nibbles_load(low, high, w + b->panel * 64, P);
-                FOR_P ahead = prefetch(ahead, stride, R, BLOCK_ROWS_I4);
+                FOR_P ahead = prefetch(ahead, stride, R, BLOCK_ROWS_I4, b->past);
                 FOR_R FOR_P sum[r][p] = s_dot_u(sum[r][p], low[p], q + 4 * r);
                 FOR_R FOR_P sum[r][p] = s_dot_u(sum[r][p], high[p], q + 4 * (R + r));
             }
@@ -253,7 +250,7 @@ INLINE void block_i4_groups(const struct lin_job *j, const struct block *b, cons
         for (int k = 0; k < group; k += 8, w += 128, q += 8 * R) {
             vb low[P_MAX], high[P_MAX];
             nibbles_load(low, high, w + b->panel * 64, P);
-            FOR_P ahead = prefetch(ahead, stride, R, BLOCK_ROWS_I4);
+            FOR_P ahead = prefetch(ahead, stride, R, BLOCK_ROWS_I4, b->past);
 #ifdef VEC_MATRICES
             eight_columns(acc, low, high, q, R, P);
 #else
@@ -341,7 +338,14 @@ BLOCK_FN(blocks_i4, BLOCK_ROWS_I4, BLOCK_ROWS_I4_2, block_i4)
 /* A pair of panels comes from memory for the first block of rows and from the cache for the others. To keep memory
  * busy, each of n blocks prefetches the n-th part of `next`, the pair that this thread will take next. With many
  * blocks that no longer matters, and nothing is prefetched. */
-enum { PREFETCH_BLOCKS = 8, PREFETCH_FAR = 2048 };
+enum { PREFETCH_BLOCKS = 8 };
+
+/* How far ahead, in bytes, the only block of a pair prefetches: into the caches far, past them little, since little
+ * fits. */
+INLINE uintptr_t prefetch_far(const struct lin_job *j)
+{
+    return j->streams ? 2048 : 8192;
+}
 
 INLINE void block_prefetch(const struct lin_job *j, struct block *b, int next, int i, int n_blocks, int prefetches)
 {
@@ -349,8 +353,9 @@ INLINE void block_prefetch(const struct lin_job *j, struct block *b, int next, i
     b->ahead = b->w;
     b->stride = 0;
     b->once = n_blocks == 1;
-    if (n_blocks == 1) { /* a single block reads memory all the time: prefetch at a fixed distance */
-        b->ahead = (const uint8_t *)((uintptr_t)b->w + PREFETCH_FAR);
+    b->past = b->once && j->streams;
+    if (b->once) { /* a single block reads memory all the time: prefetch at a fixed distance */
+        b->ahead = (const uint8_t *)((uintptr_t)b->w + prefetch_far(j));
         b->stride = bytes / (size_t)prefetches;
     } else if (n_blocks <= PREFETCH_BLOCKS) {
         size_t share = bytes / (size_t)n_blocks;

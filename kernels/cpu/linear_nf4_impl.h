@@ -20,7 +20,7 @@ INLINE void block_nf4(const struct lin_job *j, const struct block *b, const int 
         for (int word = 0; word < NF4_BLOCK / 8; word++, w += PAIR * 4, x += 8) {
             vi codes[P_MAX];
             FOR_P codes[p] = i_load(w + p * 64);
-            FOR_P ahead = prefetch(ahead, stride, R, BLOCK_ROWS_NF4);
+            FOR_P ahead = prefetch(ahead, stride, R, BLOCK_ROWS_NF4, b->past);
             UNROLL
             for (int i = 0; i < 8; i++) {
                 vf wk[P_MAX];

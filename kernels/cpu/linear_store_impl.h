@@ -46,6 +46,7 @@ struct block {
     const uint8_t *ahead;
     size_t stride;
     bool once;                     /* the pair has no other block of rows */
+    bool past;                     /* its weights are used once, and best prefetched past the caches */
     const struct block_form *form; /* DT_BLOCK */
     int lines;                     /* of an expanded pair: see block_expanded */
     float *up; /* op gate_up: [R][16] values of up, kept for block_gate while those of gate are in y */

@@ -21,14 +21,18 @@ enum { I8_BIAS = 0 };
 enum { BLOCK_ROWS_F = 3, BLOCK_ROWS_I8 = 3, BLOCK_ROWS_I4 = 3, ATTN_ROWS = 5, ATTN_R = 3, ATTN_P = 1 };
 enum { BLOCK_ROWS_F2 = 2, BLOCK_ROWS_I8_2 = 2, BLOCK_ROWS_I4_2 = 2, DOT_R = 2, DOT_N = 2 };
 #else
-enum { BLOCK_ROWS_F = 5, BLOCK_ROWS_I8 = 4, BLOCK_ROWS_I4 = 4 };
-enum { DOT_R = 2, DOT_N = 2 };                                        /* rows x outputs of a dot product */
-enum { ATTN_ROWS = 20, ATTN_R = 5, ATTN_P = 1 };                      /* rows of a task, rows x pages in registers */
-enum { BLOCK_ROWS_F2 = 2, BLOCK_ROWS_I8_2 = 2, BLOCK_ROWS_I4_2 = 1 }; /* with both panels of a pair */
+#ifdef __AVXVNNI__ /* needs no registers but the sums', a weight's and an activation's */
+enum { BLOCK_ROWS_I8 = 6, BLOCK_ROWS_I8_2 = 3 };
+#else
+enum { BLOCK_ROWS_I8 = 4, BLOCK_ROWS_I8_2 = 2 };
+#endif
+enum { BLOCK_ROWS_F = 5, BLOCK_ROWS_I4 = 4 };
+enum { DOT_R = 2, DOT_N = 2 };                   /* rows x outputs of a dot product */
+enum { ATTN_ROWS = 20, ATTN_R = 5, ATTN_P = 1 }; /* rows of a task, rows x pages in registers */
+enum { BLOCK_ROWS_F2 = 2, BLOCK_ROWS_I4_2 = 1 }; /* with both panels of a pair, as BLOCK_ROWS_I8_2 */
 #endif
 enum { BLOCK_ROWS_CODES = BLOCK_ROWS_I4, BLOCK_ROWS_CODES_2 = BLOCK_ROWS_I4_2 }; /* of DT_BLOCK */
-enum { VEC_BF16 = 0 }; /* no dot product of bf16 */
-enum { VEC_STREAMS = 1 };
+enum { VEC_BF16 = 0 };                                                           /* no dot product of bf16 */
 
 #define ATTN_WIDENS 0 /* int8 caches are expanded to bf16: see attn_impl.h */
 

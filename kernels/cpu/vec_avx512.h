@@ -14,13 +14,11 @@
 #ifdef __AVX512BF16__
 #define VEC_NAME "avx512bf16"
 #define VEC_SUFFIX(x) x##_avx512bf16
-enum { VEC_BF16 = 1 };    /* has a dot product of bf16 */
-enum { VEC_STREAMS = 1 }; /* weights that are used once are best prefetched past the caches */
+enum { VEC_BF16 = 1 }; /* has a dot product of bf16 */
 #else
 #define VEC_NAME "avx512"
 #define VEC_SUFFIX(x) x##_avx512
 enum { VEC_BF16 = 0 };
-enum { VEC_STREAMS = 0 };
 #endif
 /* register blocks: rows of activations x vectors of sixteen outputs */
 #ifdef TANDEM_SANITIZED /* instrumented, the large blocks take the compiler minutes */

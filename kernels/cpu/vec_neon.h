@@ -37,7 +37,6 @@ enum { BLOCK_ROWS_F2 = 2, BLOCK_ROWS_I8_2 = 2, BLOCK_ROWS_I4_2 = 2 }; /* with bo
 #endif
 enum { BLOCK_ROWS_CODES = BLOCK_ROWS_I4, BLOCK_ROWS_CODES_2 = BLOCK_ROWS_I4_2 }; /* of DT_BLOCK */
 enum { I8_BIAS = 0 };
-enum { VEC_STREAMS = 1 };
 
 typedef struct {
     float32x4_t a, b, c, d;

@@ -22,7 +22,6 @@ enum { BLOCK_ROWS_CODES = 2, BLOCK_ROWS_CODES_2 = 1 }; /* of DT_BLOCK, with a ke
 enum { ATTN_ROWS = 8, ATTN_R = 2, ATTN_P = 1, DOT_R = 1, DOT_N = 1 };
 enum { I8_BIAS = 0 };
 enum { VEC_BF16 = 0 }; /* no dot product of bf16 */
-enum { VEC_STREAMS = 1 };
 
 #define ATTN_WIDENS 0 /* int8 caches are expanded to bf16: see attn_impl.h */
 

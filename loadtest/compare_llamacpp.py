@@ -9,6 +9,7 @@ llama.cpp is PyPI's llama-cpp-python, called through its low-level functions.  W
 this needs, is in docs/compare.md.  Every measurement runs in a process of its own, llama.cpp and tandem in turn.
 """
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -311,18 +312,25 @@ class Llama:
                 fail(f"llama_state_seq_set_data failed for sequence {seq}")
 
     def generate(self, sequences, steps):
-        """Seconds for so many steps of one token a sequence after the prompt, logits for every row; then back to the prompt."""
+        """Seconds of each of so many steps of one token a sequence after the prompt, logits for every row; then back to the
+        prompt."""
         n = self.a.prompt_tokens
-        t = sum(self.decode([(seq, n + step, 1) for seq in range(sequences)]) for step in range(steps))
+        t = [self.decode([(seq, n + step, 1) for seq in range(sequences)]) for step in range(steps)]
         for seq in range(sequences):
             self.lc.llama_memory_seq_rm(self.memory, seq, n, -1)
         return t
 
 
+def percentile_99(times):
+    """The smallest of them that 99 % do not exceed."""
+    return sorted(times)[-(-99 * len(times) // 100) - 1]
+
+
 def cmd_llama(a):
-    """Prints {"version": ..., "cells": {"prefill": [tokens/s, ...], "1": [...], "8": [...]}}."""
+    """Prints {"version": ..., "cells": {"prefill": [tokens/s, ...], "1": [...], "8": [...]}, "p99_ms": {"1": ms, ...}}, p99 of
+    the steps."""
     m = Llama(a.gguf, a)
-    cells = {}
+    cells, p99 = {}, {}
     if "prefill" in a.cells:
         m.open(1)
         m.prefill()  # touches every weight once
@@ -334,9 +342,10 @@ def cmd_llama(a):
         m.open(sequences)
         m.fill(sequences)
         m.generate(sequences, 2)
-        cells[cell] = [sequences * a.generate_tokens / m.generate(sequences, a.generate_tokens)
-                       for _ in range(a.repeat)]
-    print(json.dumps({"version": llama_version(m.lc), "cells": cells}))
+        runs = [m.generate(sequences, a.generate_tokens) for _ in range(a.repeat)]
+        cells[cell] = [sequences * a.generate_tokens / sum(steps) for steps in runs]
+        p99[cell] = 1e3 * percentile_99([t for steps in runs for t in steps])
+    print(json.dumps({"version": llama_version(m.lc), "cells": cells, "p99_ms": p99}))
 
 
 # ---- bench: both in turn -------------------------------------------------------------------------------------------
@@ -349,14 +358,29 @@ def cpu_seconds():
     return user + nice + system + irq + softirq, steal, t.children_user + t.children_system
 
 
+@contextlib.contextmanager
+def neighbour(wanted):
+    """A process that takes one of the processors that are ours, the first, all the time."""
+    if not wanted:
+        yield
+        return
+    first = min(os.sched_getaffinity(0))
+    with subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, [{first}])\nwhile True: pass"]) as p:
+        try:
+            yield
+        finally:
+            p.kill()
+
+
 def run(a, command):
     """The JSON a command writes to stdout.  Notes which share of the processors others took meanwhile."""
     before, start = cpu_seconds(), time.perf_counter()
     env = dict(os.environ, OPENBLAS_NUM_THREADS="1")  # numpy's, idle in any case
-    p = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=env)
-    seconds = time.perf_counter() - start
+    with neighbour(a.neighbour):
+        p = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=env)
+        seconds = time.perf_counter() - start
     busy, steal, own = (x - y for x, y in zip(cpu_seconds(), before))
-    if seconds > 1:  # the kernel counts in ticks of 10 ms: nothing can be said of less
+    if seconds > 1 and not a.neighbour:  # the kernel counts in ticks of 10 ms: nothing can be said of less
         a.others.append(max(0.0, busy - own + steal) / (seconds * os.cpu_count()))
     if p.returncode != 0:
         fail(f"exit status {p.returncode} from: {' '.join(command)}")
@@ -379,21 +403,22 @@ def tandem_type(a, kind):
 
 
 def run_tandem(a, kind):
-    """{"prefill": [tokens/s], "1": [tokens/s], ...} and what tandem says of the system."""
+    """({"prefill": tokens/s, "1": tokens/s, ...}, p99 of the steps in ms, what tandem says of the system)."""
     weights = ["--model", a.model, "--quantize", PAIRS[kind]] if a.model else ["--model", f"{a.gguf}-{kind}.gguf"]
-    command = [a.tandem, "bench", *weights, "--prompt-tokens", str(a.prompt_tokens),
+    level = ["--device", f"cpu:{a.level}"] if a.level else []
+    command = [a.tandem, "bench", *weights, *level, "--prompt-tokens", str(a.prompt_tokens),
                "--generate-tokens", str(a.generate_tokens), "--batch", a.batch, "--threads", str(a.threads), "--json"]
     answer = run(a, command)
-    cells = {}
+    cells, p99 = {}, {}
     for r in sorted(answer.get("results", []), key=lambda r: r.get("batch", 1)):
         if r["phase"] == "decode":
-            cells[str(r["batch"])] = [r["tokens_per_s"]]
+            cells[str(r["batch"])], p99[str(r["batch"])] = r["tokens_per_s"], r["step_ms"]["p99"]
         elif r["phase"] == "prefill" and r["prompt_tokens"] == a.prompt_tokens:
-            cells.setdefault("prefill", [r["tokens_per_s"]])  # the smallest batch: one prompt
+            cells.setdefault("prefill", r["tokens_per_s"])  # the smallest batch: one prompt
     missing = [c for c in a.cells if c not in cells]
     if missing:
         fail(f"tandem bench reported nothing for {', '.join(missing)}: {' '.join(command)}")
-    return cells, answer.get("system")
+    return cells, p99, answer.get("system")
 
 
 def variant_name(variant):
@@ -423,16 +448,17 @@ def progress(a, text):
 
 
 def measure(a, kind, chosen, round_):
-    """One round of one type: ({cell: median of llama.cpp}, {cell: tandem}, system)."""
-    theirs = {}
+    """One round of one type: (({cell: median of llama.cpp}, {cell: p99}), the same of tandem, system)."""
+    theirs, theirs_p99 = {}, {}
     for v in sorted(set(chosen.values())):
         cells = [c for c in a.cells if chosen[c] == v]
         progress(a, f"round {round_}: llama.cpp {kind}, {variant_name(v)}: {', '.join(cells)}")
         answer = run_llama(a, kind, v, cells, a.generate_tokens, a.repeat)
         theirs.update({c: statistics.median(r) for c, r in answer["cells"].items()})
+        theirs_p99.update(answer["p99_ms"])
     progress(a, f"round {round_}: tandem {tandem_type(a, kind)}")
-    ours, system = run_tandem(a, kind)
-    return theirs, {c: ours[c][0] for c in a.cells}, system
+    ours, ours_p99, system = run_tandem(a, kind)
+    return (theirs, theirs_p99), (ours, ours_p99), system
 
 
 def cpu_flags():
@@ -445,13 +471,22 @@ def cpu_flags():
     return set()
 
 
-def check_build(version):
-    """A llama.cpp that was not built for this processor would be no opponent."""
-    flags, info = cpu_flags(), version["system_info"]
-    for flag, name in (("avx2", "AVX2"), ("avx512f", "AVX512"), ("avx512_vnni", "AVX512_VNNI"),
-                       ("avx512_bf16", "AVX512_BF16")):
-        if flag in flags and f"{name} = 1" not in info:
-            fail(f"this llama.cpp was built without {name}, which the processor has. Build it natively:{INSTALL}")
+# of /proc/cpuinfo and of llama.cpp's system line
+FEATURES = {"avx2": "AVX2", "avx_vnni": "AVX_VNNI", "avx512f": "AVX512", "avx512_vnni": "AVX512_VNNI",
+            "avx512_bf16": "AVX512_BF16"}
+LEVELS = {"avx2": {"avx2"}, "avxvnni": {"avx2", "avx_vnni"}, "avx512": {"avx2", "avx512f", "avx512_vnni"}}
+
+
+def check_build(version, level):
+    """A llama.cpp that was not built for this processor would be no opponent, nor one built for more than the level."""
+    wanted, info = LEVELS[level] if level else cpu_flags() - {"avx_vnni"}, version["system_info"]
+    for flag, name in FEATURES.items():
+        if flag in wanted and f"{name} = 1" not in info:
+            fail(f"this llama.cpp was built without {name}, which {'the level' if level else 'the processor'} has. "
+                 + (f"Build it with -DGGML_NATIVE=OFF -DGGML_{name}=ON" if level else f"Build it natively:{INSTALL}"))
+        if level and flag not in wanted and f"{name} = 1" in info:
+            fail(f"this llama.cpp was built with {name}, which the level {level} has not: "
+                 f"build it with -DGGML_NATIVE=OFF -DGGML_{name}=OFF")
 
 
 def phase_name(a, cell):
@@ -460,23 +495,26 @@ def phase_name(a, cell):
 
 def report(a, rows):
     head = (f"{'types':12} {'phase':18} {'llama.cpp':>10} {'tandem':>10} {'ratio':>6}  "
-            f"{'rounds':>11}  llama.cpp's way")
+            f"{'rounds':>11}  {'p99, ms':>17}  llama.cpp's way")
     print(head)
     print("-" * len(head))
     for r in rows:
+        p99 = "" if r["tandem_p99_ms"] is None else f"{r['llamacpp_p99_ms']:.1f} / {r['tandem_p99_ms']:.1f}"
         print(f"{r['types']:12} {r['phase']:18} {r['llamacpp']:10.1f} {r['tandem']:10.1f} {r['ratio']:6.2f}  "
-              f"{r['ratio_min']:5.2f}-{r['ratio_max']:5.2f}  {r['llamacpp_way']}")
+              f"{r['ratio_min']:5.2f}-{r['ratio_max']:5.2f}  {p99:>17}  {r['llamacpp_way']}")
 
 
 def summarise(a, kind, chosen, samples):
     rows = []
     for cell in a.cells:
-        theirs, ours = [s[0][cell] for s in samples], [s[1][cell] for s in samples]
+        theirs, ours = ([s[side][0][cell] for s in samples] for side in (0, 1))
+        p99 = [statistics.median(s[side][1][cell] for s in samples) if cell in samples[0][side][1] else None
+               for side in (0, 1)]
         ratios = [o / t for t, o in zip(theirs, ours)]
         rows.append({"types": f"{kind}/{PAIRS[kind]}" if a.model else kind, "phase": phase_name(a, cell), "cell": cell,
                      "llamacpp": statistics.median(theirs), "tandem": statistics.median(ours),
                      "ratio": statistics.median(ours) / statistics.median(theirs), "ratio_min": min(ratios),
-                     "ratio_max": max(ratios), "llamacpp_way": variant_name(chosen[cell]), "llamacpp_samples": theirs,
+                     "ratio_max": max(ratios), "llamacpp_p99_ms": p99[0], "tandem_p99_ms": p99[1], "llamacpp_way": variant_name(chosen[cell]), "llamacpp_samples": theirs,
                      "tandem_samples": ours})
     return rows
 
@@ -497,7 +535,7 @@ def cmd_bench(a):
     chosen, tried, samples, version, system = {}, {}, {k: [] for k in kinds}, None, None
     for kind in kinds:
         chosen[kind], tried[kind], version = choose(a, kind)
-        check_build(version)
+        check_build(version, a.level)
     for round_ in range(1, a.rounds + 1):
         for kind in kinds:
             theirs, ours, system = measure(a, kind, chosen[kind], round_)
@@ -513,7 +551,8 @@ def cmd_bench(a):
     print(f"{version['system_info']}\n{a.model or a.gguf}, {a.threads} threads, prompt {a.prompt_tokens}, {a.generate_tokens} "
           f"generated; tokens/s, medians of {a.rounds} rounds (llama.cpp: of {a.repeat} repetitions in each)\n")
     report(a, rows)
-    print(f"\nprocessor time that others took during a run: {100 * max(a.others, default=0):.1f} % at most")
+    print("\na neighbour took one processor all the time" if a.neighbour else
+          f"\nprocessor time that others took during a run: {100 * max(a.others, default=0):.1f} % at most")
     if max(a.others, default=0) > BUSY:
         print("WARNING: the machine was not quiet. llama.cpp's threads wait for each other at every operation and lose most "
               "from that: these ratios mean nothing")
@@ -550,6 +589,8 @@ def main():
     p.add_argument("--flash", choices=("both", "on", "off"), default="both", help="llama.cpp's flash attention")
     p.add_argument("--kv", choices=("both", "separate", "unified"), default="both",
                    help="llama.cpp's KV cache: one buffer a sequence, or one for all")
+    p.add_argument("--neighbour", action="store_true", help="another process takes one of the processors meanwhile")
+    p.add_argument("--level", choices=LEVELS, help="of instructions, for both: llama.cpp must be built for it")
     p.add_argument("--json", action="store_true")
     p.add_argument("--quiet", action="store_true", help="no progress on stderr")
     shape_options(p, cores)

@@ -336,7 +336,7 @@ struct dev *cpu_open(const char *level, int threads, char why[160])
         snprintf(d->head.level, sizeof d->head.level, "%s", chosen->name);
         d->isa = chosen->isa;
         d->tiles = chosen->tiles;
-        d->streams = !is_intel(); /* there they reach a little over half of the memory's rate (docs/performance.md) */
+        d->streams = !is_intel(); /* on Intel's, that reaches half of the memory's rate (docs/performance.md) */
         for (int i = 0; i < 2; i++) dynamic8_open(&d->tables[i], i == 0);
         d->ops.kv_type = d->isa->kv_type;
         d->ops.bf16_units = d->isa->bf16_units || d->tiles;

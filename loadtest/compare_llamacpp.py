@@ -322,7 +322,7 @@ class Llama:
 
 
 def percentile_99(times):
-    """The smallest of them that 99 % do not exceed."""
+    """The smallest of them that 99 % do not exceed, as tandem bench counts it."""
     return sorted(times)[-(-99 * len(times) // 100) - 1]
 
 
@@ -359,11 +359,8 @@ def cpu_seconds():
 
 
 @contextlib.contextmanager
-def neighbour(wanted):
+def neighbour():
     """A process that takes one of the processors that are ours, the first, all the time."""
-    if not wanted:
-        yield
-        return
     first = min(os.sched_getaffinity(0))
     with subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, [{first}])\nwhile True: pass"]) as p:
         try:
@@ -376,7 +373,7 @@ def run(a, command):
     """The JSON a command writes to stdout.  Notes which share of the processors others took meanwhile."""
     before, start = cpu_seconds(), time.perf_counter()
     env = dict(os.environ, OPENBLAS_NUM_THREADS="1")  # numpy's, idle in any case
-    with neighbour(a.neighbour):
+    with neighbour() if a.neighbour else contextlib.nullcontext():
         p = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=env)
         seconds = time.perf_counter() - start
     busy, steal, own = (x - y for x, y in zip(cpu_seconds(), before))
@@ -479,6 +476,7 @@ LEVELS = {"avx2": {"avx2"}, "avxvnni": {"avx2", "avx_vnni"}, "avx512": {"avx2", 
 
 def check_build(version, level):
     """A llama.cpp that was not built for this processor would be no opponent, nor one built for more than the level."""
+    # beside AVX-512 VNNI it does not count whether a native build has AVX-VNNI, the same on fewer bits
     wanted, info = LEVELS[level] if level else cpu_flags() - {"avx_vnni"}, version["system_info"]
     for flag, name in FEATURES.items():
         if flag in wanted and f"{name} = 1" not in info:
@@ -514,8 +512,8 @@ def summarise(a, kind, chosen, samples):
         rows.append({"types": f"{kind}/{PAIRS[kind]}" if a.model else kind, "phase": phase_name(a, cell), "cell": cell,
                      "llamacpp": statistics.median(theirs), "tandem": statistics.median(ours),
                      "ratio": statistics.median(ours) / statistics.median(theirs), "ratio_min": min(ratios),
-                     "ratio_max": max(ratios), "llamacpp_p99_ms": p99[0], "tandem_p99_ms": p99[1], "llamacpp_way": variant_name(chosen[cell]), "llamacpp_samples": theirs,
-                     "tandem_samples": ours})
+                     "ratio_max": max(ratios), "llamacpp_p99_ms": p99[0], "tandem_p99_ms": p99[1],
+                     "llamacpp_way": variant_name(chosen[cell]), "llamacpp_samples": theirs, "tandem_samples": ours})
     return rows
 
 

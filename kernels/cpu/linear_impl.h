@@ -336,9 +336,9 @@ BLOCK_FN(blocks_i8, BLOCK_ROWS_I8, BLOCK_ROWS_I8_2, block_i8)
 BLOCK_FN(blocks_i4, BLOCK_ROWS_I4, BLOCK_ROWS_I4_2, block_i4)
 
 /* A pair of panels comes from memory for the first block of rows and from the cache for the others. To keep memory
- * busy, each of n blocks prefetches the n-th part of `next`, the pair that this thread will take next. With many
- * blocks that no longer matters, and nothing is prefetched. */
-enum { PREFETCH_BLOCKS = 8 };
+ * busy, each of n blocks prefetches the n-th part of `next`, the pair that this thread will take next; parts are
+ * rounded up, and overlap a little. With very many blocks that no longer matters, and nothing is prefetched. */
+enum { PREFETCH_BLOCKS = 48 };
 
 /* How far ahead, in bytes, the only block of a pair prefetches: into the caches far, past them little, since little
  * fits. */
@@ -360,7 +360,7 @@ INLINE void block_prefetch(const struct lin_job *j, struct block *b, int next, i
     } else if (n_blocks <= PREFETCH_BLOCKS) {
         size_t share = bytes / (size_t)n_blocks;
         b->ahead = (const uint8_t *)((uintptr_t)j->w->data + (size_t)next * bytes + (size_t)i * share);
-        b->stride = share / (size_t)prefetches;
+        b->stride = (share + (size_t)prefetches - 1) / (size_t)prefetches;
     }
 }
 

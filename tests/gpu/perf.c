@@ -1,10 +1,11 @@
 /* The forward pass of whole models, op by op on random weights, beside what the device can do: decoding at several
  * batch sizes and prefill.  Needs kernels/ alone, so that it builds on a GPU machine without the daemon's libraries.
  *
- *     perf DEVICE [--tiny] [--one] [MODEL...]
+ *     perf DEVICE [--tiny] [--one] [--no-graphs] [MODEL...]
  *
  *     models: llama-3.1-8b distilgpt2; --tiny: a small one, to try the program itself; --one: only the decoding of one
- *     sequence, and of llama-3.1-8b in int4 alone, to compare with TANDEM_GPU_EARLY=0
+ *     sequence, and of llama-3.1-8b in int4 alone, to compare with TANDEM_GPU_EARLY=0; --no-graphs: every kernel is
+ * launched by itself
  *
  * Then attention as training has it, forward and backward, beside the rate of large products.
  *
@@ -320,12 +321,14 @@ static double time_steps(struct run *r, uint64_t key, double seconds)
 
 /* ---- the table ------------------------------------------------------------------------------------------------- */
 
+static bool graphs = true;
+
 static void measure(struct model *m, int n_seqs, int len, const struct ceilings *c, double seconds)
 {
     static uint64_t keys;
     struct shape s = m->s;
     struct run r = run_make(m, n_seqs, len);
-    double took = time_steps(&r, n_seqs ? ++keys : 0, seconds);
+    double took = time_steps(&r, n_seqs && graphs ? ++keys : 0, seconds);
     double per_token = 2.0 * s.layers * s.kv_heads * s.dim * 2; /* bytes of the cache */
     double kv = n_seqs ? per_token * n_seqs * len : per_token * len;
     double seen = n_seqs ? (double)n_seqs * len : (double)len * (len + 1) / 2;
@@ -458,10 +461,11 @@ int main(int argc, char **argv)
 {
     char why[160];
     bool tiny = false, one = false, all = true;
-    if (argc < 2) die("usage: perf DEVICE [--tiny] [--one] [MODEL...]");
+    if (argc < 2) die("usage: perf DEVICE [--tiny] [--one] [--no-graphs] [MODEL...]");
     for (int k = 2; k < argc; k++) {
         tiny = tiny || !strcmp(argv[k], "--tiny");
         one = one || !strcmp(argv[k], "--one");
+        graphs = graphs && strcmp(argv[k], "--no-graphs") != 0;
         all = all && argv[k][0] == '-';
     }
     struct dev *d = dev_open(&(struct dev_config){.name = argv[1], .bf16_x = true}, why);
@@ -472,6 +476,7 @@ int main(int argc, char **argv)
            strcmp(d->ops->name, "simt") ? "" : "  It is a CPU: the figures mean nothing.");
     const char *early = getenv("TANDEM_GPU_EARLY");
     if (early && !strcmp(early, "0")) printf("Every kernel waits for the end of the one before it.\n");
+    if (!graphs) printf("Without graphs.\n");
     show_ceilings(d, bytes, &before, "before");
     printf("| model | weights | phase | sequences | context | step ms | tokens/s | GB/s | of copy | T multiply-adds/s "
            "| of the type's rate |\n"

@@ -8,7 +8,9 @@
  *     ops_test --device NAME [OP...]
  *         another device: the table, or these ops of it, and what else is true of a device
  *     ops_test --device NAME --thin K [--schedules N] [OP...]
- *         only the table, one in K of its cases; N times, each with other cases and another order of threads */
+ *         only the table, one in K of its cases; N times, each with other cases and another order of threads
+ *     ops_test --ops
+ *         runs nothing: the names of the ops, a line each */
 #include "tests/ops/harness.h"
 
 #include <stdio.h>
@@ -238,6 +240,10 @@ int main(int argc, char **argv)
         if (thin < 1 || schedules < 1) return EXIT_FAILURE;
         wanted_ops = (const char *const *)argv + at;
         return at > 3 ? test_schedules(argv[2], schedules) : test_device(argv[2]);
+    }
+    if (argc == 2 && !strcmp(argv[1], "--ops")) {
+        for (size_t i = 0; i < sizeof op_tests / sizeof *op_tests; i++) puts(op_tests[i].op);
+        return EXIT_SUCCESS;
     }
     if (argc == 3 && !strcmp(argv[1], "--thin")) thin = atoi(argv[2]);
     if (argc != (thin > 1 ? 3 : 1)) return EXIT_FAILURE;

@@ -8,8 +8,10 @@ vocabulary beyond it are never chosen. --small divides every size, to try this s
 """
 import argparse
 import json
+import os
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,9 @@ SHAPES = {
     "llama-3.2-1b": dict(model_type="llama", hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
                          num_key_value_heads=8, head_dim=64, vocab_size=128256, rope_theta=5e5, rms_norm_eps=1e-5,
                          max_position_embeddings=131072, tie_word_embeddings=True),
+    "llama-3.1-8b": dict(model_type="llama", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+                         num_key_value_heads=8, head_dim=128, vocab_size=128256, rope_theta=5e5, rms_norm_eps=1e-5,
+                         max_position_embeddings=131072, tie_word_embeddings=False),
     # layers of Qwen3-30B-A3B, fewer of them; and a dense model of as much work for a token: 8 experts of 768 are 6144
     "qwen3-30b-a3b": {**QWEN3, "model_type": "qwen3_moe", "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
                       "norm_topk_prob": True},
@@ -69,13 +74,36 @@ def tensors(c):
         yield "lm_head.weight", (vocab, hidden)
 
 
-def values(rng, name, shape):
-    """bf16 as uint16: norms about 1, the rest with the deviation that keeps the size of what goes through it."""
-    scale = 0.02 if len(shape) < 2 else shape[1] ** -0.5
-    x = rng.standard_normal(shape, np.float32) * np.float32(scale)
-    if name.endswith("norm.weight"):
-        x += 1
-    return (x.view(np.uint32) >> 16).astype(np.uint16)
+class Noise:
+    """bf16 as uint16: norms about 1, the rest with the deviation that keeps the size of what goes through it.
+
+    Each deviation has one block of noise, and a tensor is slices of it, each from another place: the generator would take
+    minutes for 16 GB, which are written in seconds."""
+
+    def __init__(self, largest):
+        self.rng, self.blocks = np.random.default_rng(1), {}
+        self.size = min(largest, 1 << 24)
+        self.normal = self.rng.standard_normal(self.size + self.size // 4, np.float32)  # a quarter: the places a slice may begin at
+
+    def slices(self, name, shape):
+        """Arrays that are the tensor, one after the other."""
+        norm, left = name.endswith("norm.weight"), int(np.prod(shape))
+        scale = 0.02 if len(shape) < 2 else shape[1] ** -0.5
+        if (norm, scale) not in self.blocks:
+            x = self.normal * np.float32(scale) + np.float32(norm)
+            self.blocks[norm, scale] = (x.view(np.uint32) >> 16).astype(np.uint16)
+        block = self.blocks[norm, scale]
+        while left:
+            n = min(left, self.size)
+            start = self.rng.integers(len(block) - n + 1)
+            yield block[start:start + n]
+            left -= n
+
+
+def put(descriptor, piece, place):
+    while piece:  # a write may take less than all
+        n = os.pwrite(descriptor, piece, place)
+        piece, place = piece[n:], place + n
 
 
 def write(c, path):
@@ -86,11 +114,15 @@ def write(c, path):
         at += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    rng = np.random.default_rng(1)
-    with open(path, "wb") as f:
+    noise, writes, place = Noise(max(int(np.prod(shape)) for _, shape in plan)), [], 8 + len(text)
+    for name, shape in plan:
+        for piece in noise.slices(name, shape):
+            writes.append((memoryview(piece).cast("B"), place))
+            place += 2 * len(piece)
+    with open(path, "wb", buffering=0) as f:
         f.write(len(text).to_bytes(8, "little") + text)
-        for name, shape in plan:
-            f.write(values(rng, name, shape).tobytes())
+        with ThreadPoolExecutor() as pool:  # one thread alone fills the page cache slower than memory could
+            list(pool.map(lambda w: put(f.fileno(), *w), writes))
     return at
 
 

@@ -35,4 +35,5 @@ def test_sizes():
         return sum(random_model.np.prod(size) for _, size in random_model.tensors({**random_model.SHAPES[shape], **changes}))
     assert parameters("qwen2.5-0.5b") == 494_032_768
     assert parameters("llama-3.2-1b") == 1_235_814_400
+    assert parameters("llama-3.1-8b") == 8_030_261_248
     assert parameters("qwen3-30b-a3b", num_hidden_layers=48) == 30_532_122_624

@@ -343,7 +343,7 @@ def main():
         return torch_main(a)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # an exception, so that children end too
     plan = {side: 2 if a.tiny else seconds for side, seconds in GUESS.items()}
-    figures, made = {}, {}
+    figures, made, skipped = {}, {}, None
     print(f"\nAdapters of rank {RANK}, steps of {a.rows} rows of {a.tokens} tokens{', small models' if a.tiny else ''}:\n")
     row("model", "side", "tokens/s", "rows/s", "GPU memory GB", "loss")
     row(*["---"] * 6)
@@ -354,18 +354,21 @@ def main():
             if name not in made:
                 for other in made.values():  # gigabytes
                     shutil.rmtree(other)
-                made = {name: Path(work) / name}
-                if a.end - time.monotonic() < plan["tandem"]:
-                    made[name].mkdir()
-                    row(NAMES[name], "all", "left out: no time", "", "", "")
-                    a.skip = name
+                made, why, begin = {name: Path(work) / name}, None, time.monotonic()
+                made[name].mkdir()
+                if a.end - begin < plan["tandem"]:
+                    why = "no time"
                 else:
-                    made[name].mkdir()
-                    begin = time.monotonic()
-                    make_model(name, made[name] / "model", a.tiny)
-                    make_rows(a, made[name])
-                    say(f"{NAMES[name]}: the model was written in {time.monotonic() - begin:.1f} s")
-            if getattr(a, "skip", None) == name:
+                    try:
+                        make_model(name, made[name] / "model", a.tiny)
+                        make_rows(a, made[name])
+                        say(f"{NAMES[name]}: the model was written in {time.monotonic() - begin:.1f} s")
+                    except (OSError, subprocess.CalledProcessError) as e:  # without numpy, say
+                        why = f"its model could not be written: {e}"
+                if why:
+                    row(NAMES[name], "all", f"left out: {why}", "", "", "")
+                    skipped = name
+            if name == skipped:
                 continue
             if got := measure(a, name, side, made[name], plan):
                 figures[name, side] = got

@@ -54,6 +54,17 @@ GUESS = {"tandem": 12, "nf4": 12, "int8": 12, "torch": 25, "qlora": 40, "compile
 LAYERWISE = 45  # of compiling one layer for all
 
 
+def load_ladder():
+    loader = importlib.machinery.SourceFileLoader("ladder", str(ROOT / "scripts/ladder"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("ladder", loader))
+    sys.dont_write_bytecode = True  # no scripts/ladderc
+    loader.exec_module(module)
+    return module
+
+
+ladder = load_ladder()
+
+
 class Failed(Exception):
     pass
 
@@ -70,9 +81,6 @@ def row(*cells):
 
 def make_model(name, folder, tiny):
     if name == GPT2:
-        loader = importlib.machinery.SourceFileLoader("ladder", str(ROOT / "scripts/ladder"))
-        ladder = importlib.util.module_from_spec(importlib.util.spec_from_loader("ladder", loader))
-        loader.exec_module(ladder)
         folder.mkdir()
         ladder.make_model(folder, ladder.SMALL if tiny else ladder.CONFIG)
         return
@@ -176,41 +184,6 @@ def torch_main(a):
 
 # ---- measuring ---------------------------------------------------------------------------------------------------------
 
-class Memory:
-    """What nvidia-smi says of a GPU, twice a second."""
-
-    def __init__(self, device):
-        self.there = device.startswith("cuda") and shutil.which("nvidia-smi")
-        self.index = device.partition(":")[2] or "0"
-
-    def used(self):
-        try:
-            done = subprocess.run(["nvidia-smi", "-i", self.index, "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True,
-                                  text=True, timeout=10)
-            return float(done.stdout.split()[0]) * 2 ** 20 / 1e9
-        except (OSError, ValueError, IndexError, subprocess.TimeoutExpired):
-            return None
-
-    def __enter__(self):
-        self.before, self.most, self.end = self.used() if self.there else None, None, threading.Event()
-        self.thread = threading.Thread(target=self.sample, daemon=True)
-        if self.before is not None:
-            self.thread.start()
-        return self
-
-    def sample(self):
-        while not self.end.wait(0.5):
-            self.most = max(self.most or 0, self.used() or 0)
-
-    def __exit__(self, *_):
-        self.end.set()
-        if self.before is not None:
-            self.thread.join()
-
-    def grown(self):
-        return None if self.before is None or self.most is None else self.most - self.before
-
-
 def watch(command, seconds, log, read):
     """-> what read makes of its lines, {} of the last one first; also when the time ended first, once three steps are done."""
     found = []
@@ -285,7 +258,7 @@ def measure(a, name, side, folder, plan):
     label += ", layer by layer" if layerwise else ""
     begin = time.monotonic()
     try:
-        with Memory(a.device) as memory:  # another model's side must not cost all the rest of the time when it hangs
+        with ladder.GpuMemory(a.device) as memory:  # one that hangs must not cost all the rest of the time
             limit = left - 2 if side in TANDEM else min(left - 2, max(60, 3 * plan[side]))
             found = by_tandem(a, side, folder, limit) if side in TANDEM else by_torch(a, side, folder, limit, layerwise)
         steps = [f for f in found if "rate" in f]
@@ -364,7 +337,8 @@ def main():
                         make_rows(a, made[name])
                         say(f"{NAMES[name]}: the model was written in {time.monotonic() - begin:.1f} s")
                     except (OSError, subprocess.CalledProcessError) as e:  # without numpy, say
-                        why = f"its model could not be written: {e}"
+                        say(e)
+                        why = "its model could not be written"
                 if why:
                     row(NAMES[name], "all", f"left out: {why}", "", "", "")
                     skipped = name

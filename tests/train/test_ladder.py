@@ -25,3 +25,11 @@ def test_every_rung(tmp_path):
     assert served["one by one"] == served["batches"] and abs(served["batches"] - loss["packing"]) < 0.2  # which leaves out first tokens
     assert 0 < abs(served["int8"] - served["bf16"]) < 0.02 and 0 < abs(served["int4"] - served["bf16"]) < 0.2
     assert all(f"| {r['rung']} |" in got.stdout for r in rungs)
+
+
+def test_device_and_seconds():
+    got = subprocess.run([ROOT / "scripts/ladder", "--tandem", BINARY, "--small", "--rows", "24", "--epochs", "1", "--prompts", "4", "--threads", "2",
+                          "--device", "cpu", "--seconds", "0.1"], capture_output=True, text=True)
+    assert got.returncode == 0, got.stderr
+    assert "training: int8; inference: one by one;" in got.stdout
+    assert "GPU GB" not in got.stdout and "670 samples/s of inference, ten times the guide's: not measured" in got.stdout

@@ -93,7 +93,8 @@ def test_a_signal_is_the_runs(tmp_path):
     launcher = tmp_path / "launcher"
     launcher.write_text(f"#!/bin/bash\ntrap 'touch {tmp_path}/told; exit 130' TERM\ntouch {tmp_path}/up\nwhile :; do sleep 0.05; done\n")
     launcher.chmod(0o755)
-    for more, up in ([], "up"), (["-a", f"touch {tmp_path}/asked; echo 0"], "asked"):
+    asks = ["-a", f"touch {tmp_path}/asked; echo 0"], ["-a", f"touch {tmp_path}/asking; sleep 1; echo 0"]
+    for more, up in ([], "up"), (asks[0], "asked"), (asks[1], "asking"):
         with subprocess.Popen([SCRIPT, "-n", "2", "-p", "30", "-m", launcher, *more, "tandem", "train", "--out", tmp_path / "out"], stderr=subprocess.DEVNULL) as p:
             wait_for((tmp_path / up).exists, 60, "it runs")
             p.send_signal(signal.SIGTERM)
